@@ -1,0 +1,47 @@
+// Cutting one block of memory into typed arrays; the same walk measures a footprint and hands out its pointers.
+#pragma once
+
+#include <cstddef>
+
+#include <pleat/core/error.hpp>
+
+namespace pleat::inline v0 {
+
+/// Hands out consecutive aligned arrays of a block. Without a block it only counts, so that a plan and a bind share one
+/// function that describes the layout:
+///
+///     struct Buffers { float* rows; int* ids; };
+///     Buffers carve(Carver& memory, const Plan& p) { return {memory.take<float>(p.rows), memory.take<int>(p.rows)}; }
+///
+/// Errors: shape_error T02 when the block is too small.
+class Carver {
+ public:
+  /// Offsets of all arrays are multiples of this; a block must be aligned to it.
+  static constexpr std::size_t alignment_bytes = 128;
+
+  constexpr Carver() = default;
+  constexpr Carver(std::byte* block, std::size_t size_bytes) : block_(block), size_bytes_(size_bytes) {}
+
+  template <class T>
+  constexpr T* take(std::size_t elems) {
+    return reinterpret_cast<T*>(take_bytes(elems * sizeof(T)));
+  }
+  constexpr std::byte* take_bytes(std::size_t bytes) {
+    const std::size_t at = used_bytes_;
+    used_bytes_ += (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+    if (block_ == nullptr) return nullptr;
+    if (used_bytes_ > size_bytes_) {
+      fail<shape_error>("pleat[T02]: a block of ", size_bytes_, " bytes is too small; at least ", used_bytes_,
+                        " are needed: allocate what footprint() says");
+    }
+    return block_ + at;
+  }
+  constexpr std::size_t used_bytes() const { return used_bytes_; }
+
+ private:
+  std::byte* block_ = nullptr;
+  std::size_t size_bytes_ = 0;
+  std::size_t used_bytes_ = 0;
+};
+
+}  // namespace pleat::inline v0

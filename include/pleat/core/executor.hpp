@@ -1,0 +1,55 @@
+// The executor: all that a schedule may do on a device besides communicating and calling leaves.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <pleat/core/device.hpp>
+
+namespace pleat::inline v0 {
+
+/// What a schedule does on a device. Copies and zeroing are ordered on the stream; `make_event` runs at bind only.
+/// `copy(dst, src, bytes, s)`; `copy_2d(dst, dst_pitch, src, src_pitch, width, height, s)`, all in bytes; `zero(dst,
+/// bytes, s)`. Regions must not overlap. Zero bytes do nothing, whatever the pointers.
+template <class E>
+concept executor = requires(const E& e, typename E::stream_type s, typename E::event_type& event, void* out,
+                            const void* in, std::size_t n) {
+  typename E::device_type;
+  { e.make_event() } -> std::same_as<typename E::event_type>;
+  e.record(event, s);
+  e.wait(s, event);
+  e.copy(out, in, n, s);
+  e.copy_2d(out, n, in, n, n, n, s);
+  e.zero(out, n, s);
+};
+
+namespace detail {
+template <class>
+inline constexpr bool no_device = false;
+
+template <class DeviceType>
+struct ExecutorFor {
+  static_assert(
+      no_device<DeviceType>,
+      "pleat[T03]: no executor for this device: include pleat/core/host/executor.hpp or pleat/cuda/executor.cuh");
+};
+}  // namespace detail
+
+/// The default, stateless executor of a device.
+template <class DeviceType>
+using executor_for = typename detail::ExecutorFor<DeviceType>::type;
+
+/// Leaves every template uses; specialized per device. Static members, ordered on the stream:
+/// - `cast_copy(out, out_dtype, in, in_dtype, elems, s)`: out[i] = in[i], rounded to nearest even.
+/// - `sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s)`: out[i] = (accumulate ? out[i] : 0) +
+///   (((parts[0][i] + parts[1][i]) + ...), the parts added in order in accumulator_t of the wider dtype.
+///   `parts` is a span of pointers; `out` may be one of the parts.
+/// - `sum_of_squares(out, in, dtype, elems, accumulate, s)`: *out (double on the device) = (accumulate ? *out : 0) +
+///   sum of in[i]^2 in float64, in a fixed order.
+template <class DeviceType>
+struct core_leaf {
+  static_assert(detail::no_device<DeviceType>,
+                "pleat[T03]: no leaves for this device: include pleat/core/host/leaf.hpp or pleat/cuda/leaf.cuh");
+};
+
+}  // namespace pleat::inline v0

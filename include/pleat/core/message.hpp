@@ -1,0 +1,108 @@
+// The text of an error, built from values without <string>, so that the mesh headers stay cheap to include.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace pleat::inline v0 {
+
+/// A bounded text; what does not fit ends in "...". Part of every exception, so copying one never throws.
+class Message {
+ public:
+  static constexpr int capacity_bytes = 1024;
+
+  constexpr const char* c_str() const noexcept { return text_; }
+  constexpr int size() const noexcept { return size_; }
+
+  constexpr Message& append(const char* text) noexcept {
+    while (*text != '\0') put(*text++);
+    return *this;
+  }
+  constexpr Message& append(const char* text, std::size_t size) noexcept {
+    for (std::size_t i = 0; i < size; ++i) put(text[i]);
+    return *this;
+  }
+  template <std::integral Int>
+  constexpr Message& append(Int value) noexcept {
+    char digits[24] = {};
+    int n = 0;
+    std::uint64_t rest = static_cast<std::uint64_t>(value);
+    if constexpr (std::signed_integral<Int>) {
+      if (value < 0) {
+        put('-');
+        rest = 0 - rest;
+      }
+    }
+    do digits[n++] = static_cast<char>('0' + rest % 10);
+    while ((rest /= 10) != 0);
+    while (n > 0) put(digits[--n]);
+    return *this;
+  }
+  constexpr Message& append(bool value) noexcept { return append(value ? "true" : "false"); }
+  constexpr Message& append(char c) noexcept {
+    put(c);
+    return *this;
+  }
+
+ private:
+  constexpr void put(char c) noexcept {
+    if (size_ + 1 < capacity_bytes) {
+      text_[size_++] = c;
+    } else {
+      for (int i = size_ - 3; i < size_; ++i) text_[i] = '.';
+    }
+  }
+
+  char text_[capacity_bytes] = {};
+  int size_ = 0;
+};
+
+/// Anything with `append_to(Message&, const T&)` found by argument-dependent lookup is a part of an error text as well.
+template <class T>
+constexpr void append_part(Message& message, const T& part) {
+  if constexpr (requires { append_to(message, part); }) {
+    append_to(message, part);
+  } else if constexpr (requires { message.append(part.data(), part.size()); }) {
+    message.append(part.data(), part.size());
+  } else {
+    message.append(part);
+  }
+}
+
+/// A list of integers in an error text: values separated by one blank.
+/// Shapes: `values[count]`, borrowed for the call.
+template <class Int>
+struct List {
+  const Int* values;
+  std::size_t count;
+};
+template <class Int>
+constexpr void append_to(Message& message, const List<Int>& list) {
+  for (std::size_t i = 0; i < list.count; ++i) {
+    if (i != 0) message.append(' ');
+    message.append(list.values[i]);
+  }
+}
+
+/// The divisors of `n` in ascending order: the valid choices of most degrees.
+struct Divisors {
+  long long of;
+};
+constexpr void append_to(Message& message, Divisors divisors) {
+  const char* separator = "";
+  const auto put = [&](long long d) {
+    message.append(separator).append(d);
+    separator = " ";
+  };
+  for (long long d = 1; d <= divisors.of / d; ++d) {
+    if (divisors.of % d == 0) put(d);
+  }
+  long long d = 1;
+  while (d <= divisors.of / d) ++d;
+  for (--d; d >= 1; --d) {
+    if (divisors.of % d == 0 && divisors.of / d != d) put(divisors.of / d);
+  }
+}
+
+}  // namespace pleat::inline v0
