@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include <pleat/core/block.hpp>
 #include <pleat/core/error.hpp>
 
 namespace pleat::inline v0 {
@@ -19,8 +20,10 @@ class Carver {
   /// Offsets of all arrays are multiples of this; a block must be aligned to it.
   static constexpr std::size_t alignment_bytes = 128;
 
+  /// Measures: hands out null pointers and counts.
   constexpr Carver() = default;
-  constexpr Carver(std::byte* block, std::size_t size_bytes) : block_(block), size_bytes_(size_bytes) {}
+  /// Hands out the block.
+  explicit constexpr Carver(Block block) : block_(block), measures_(false) {}
 
   template <class T>
   constexpr T* take(std::size_t elems) {
@@ -29,18 +32,18 @@ class Carver {
   constexpr std::byte* take_bytes(std::size_t bytes) {
     const std::size_t at = used_bytes_;
     used_bytes_ += (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-    if (block_ == nullptr) return nullptr;
-    if (used_bytes_ > size_bytes_) {
-      fail<shape_error>("pleat[T02]: a block of ", size_bytes_, " bytes is too small; at least ", used_bytes_,
+    if (measures_) return nullptr;
+    if (used_bytes_ > block_.size_bytes) {
+      fail<shape_error>("pleat[T02]: a block of ", block_.size_bytes, " bytes is too small; at least ", used_bytes_,
                         " are needed: allocate what footprint() says");
     }
-    return block_ + at;
+    return block_.data + at;
   }
   constexpr std::size_t used_bytes() const { return used_bytes_; }
 
  private:
-  std::byte* block_ = nullptr;
-  std::size_t size_bytes_ = 0;
+  Block block_;
+  bool measures_ = true;
   std::size_t used_bytes_ = 0;
 };
 

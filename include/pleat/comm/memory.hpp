@@ -1,0 +1,19 @@
+// The memory a caller gives an operation at bind.
+#pragma once
+
+#include <pleat/core/block.hpp>
+
+namespace pleat::inline v0 {
+
+/// What `footprint()` asked for: borrowed blocks of the device, each at least that large, and the arena (null when the
+/// plan moves bytes by collectives). `scratch` may be shared by operations that never run at the same time;
+/// `persistent` is the operation's own as long as it lives; `pinned_host` is host memory.
+template <class Arena>
+struct Memory {
+  Block scratch;
+  Block persistent;
+  Block pinned_host;
+  Arena* arena = nullptr;
+};
+
+}  // namespace pleat::inline v0

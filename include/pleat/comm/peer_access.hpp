@@ -1,0 +1,50 @@
+// The peer-access concept: the ranks of a group write each other's memory, and signals say when.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <pleat/mesh/group.hpp>
+
+namespace pleat::inline v0 {
+
+/// How a schedule moves bytes: copies and signals on mapped memory, or collective operations. Both give the same bits.
+enum class Transport : unsigned char { collective, peer };
+constexpr const char* name(Transport transport) {
+  return transport == Transport::peer ? "peer" : "collective";
+}
+
+/// A group's window on the symmetric arena: the same range, of the same size, on every rank of the group.
+///
+/// - `base(peer)`: the peer's range, for copies and kernels; `base(rank())` is one's own.
+/// - `signal(peer, channel, s)`: one more signal to the peer on the channel, after all that `s` has done so far; the
+///   peer sees what was written before it.
+/// - `await(peer, channel, s)`: what follows on `s` runs after the next signal of `peer` to me on the channel: the k-th
+///   await matches the k-th signal. On the host the call blocks, with the communicator's deadline and failure rules.
+///
+/// Signals count, so a *free* and a *full* channel make a credit: the writer awaits free, writes, signals full; the
+/// reader awaits full, reads, signals free. At bind the reader signals free once per slot that starts empty.
+template <class P>
+concept peer_access = std::movable<P> && requires(P& p, const P& k, typename P::stream_type s, int peer, int channel) {
+  typename P::device_type;
+  { k.rank() }
+  noexcept->std::same_as<int>;
+  { k.size() }
+  noexcept->std::same_as<int>;
+  { k.base(peer) } -> std::same_as<std::byte*>;
+  p.signal(peer, channel, s);
+  p.await(peer, channel, s);
+};
+
+/// The symmetric arena: one block per rank of a stage, of the same size and layout everywhere.
+///
+/// - `reachable(group)`: whether all ranks of the group (world ranks) can be mapped.
+/// - `open(group, bytes, channels)`: hands the group the next `bytes` of the arena and `channels` signal channels. No
+///   communication; every rank of the arena opens in the same order with the same sizes (its own groups).
+template <class A>
+concept symmetric_arena = requires(A& a, const A& k, const Group& group, std::size_t bytes, int channels) {
+  { k.reachable(group) } -> std::same_as<bool>;
+  { a.open(group, bytes, channels) } -> peer_access;
+};
+
+}  // namespace pleat::inline v0
