@@ -1,5 +1,6 @@
 # Finds NCCL where it brings no CMake package of its own, and makes the target that package would: NCCL::nccl.
 # The version is read from the text of nccl.h, so nothing is compiled or run. Hints: NCCL_ROOT and the CUDA toolkit.
+find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
 mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)

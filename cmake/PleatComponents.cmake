@@ -21,7 +21,9 @@ function(pleat_find_cuda reason)
     return()
   endif()
   pleat_add_component(cuda CUDA::cudart)
-  set_property(TARGET pleat::cuda PROPERTY INTERFACE_COMPILE_FEATURES cxx_std_20 cuda_std_20)
+  if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.26) # older ones do not know that nvcc has C++20
+    target_compile_features(pleat::cuda INTERFACE cuda_std_20)
+  endif()
 endfunction()
 
 function(pleat_find_nccl reason)

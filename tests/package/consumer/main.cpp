@@ -1,0 +1,7 @@
+#include <pleat/mesh.hpp>
+
+using Mesh = pleat::FoldedMesh<2, 4, 4, 2>;
+
+int main() {
+  return Mesh::world_size == 32 && Mesh::expert_dp == 8 ? 0 : 1;
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Consumers of pleat in every supported way, and the requests that must be refused. 
+
+Run: run.py <source> <work> <compiler> <component that this machine has>...
+"""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+SOURCE, WORK, COMPILER = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+AVAILABLE = sys.argv[4:]
+CONSUMER = pathlib.Path(__file__).parent / "consumer"
+
+
+def cmake(*arguments):
+    done = subprocess.run(["cmake", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def must(*arguments):
+    code, output = cmake(*arguments)
+    if code != 0:
+        sys.exit(f"cmake {' '.join(map(str, arguments))}\n{output}")
+
+
+def configure(source, build, **variables):
+    return ["-S", source, "-B", WORK / build, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={COMPILER}",
+            *(f"-D{name}={value}" for name, value in variables.items())]
+
+
+def accepted(name, **variables):
+    must(*configure(CONSUMER, name, **variables))
+    must("--build", WORK / name)
+    subprocess.run([WORK / name / "consumer"], check=True)
+    print(f"accepted: {name}")
+
+
+def refused(name, text, **variables):
+    code, output = cmake(*configure(CONSUMER, name, **variables))
+    if code == 0 or text not in " ".join(output.split()):
+        sys.exit(f"{name}: expected a refusal with `{text}`, got exit code {code} and\n{output}")
+    print(f"refused: {name}")
+
+
+shutil.rmtree(WORK, ignore_errors=True)
+must(*configure(SOURCE, "pleat", PLEAT_BUILD_TESTS="OFF", PLEAT_BUILD_EXAMPLES="OFF", PLEAT_BUILD_BENCH="OFF",
+                PLEAT_ENABLE_CUDA="OFF", CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit="ON"))
+must("--install", WORK / "pleat", "--prefix", WORK / "first")
+shutil.rmtree(WORK / "pleat")
+(WORK / "first").rename(WORK / "moved")  # an installed tree can be moved
+
+version = ".".join(re.findall(r"^#define PLEAT_VERSION_\w+ (\d+)$", (SOURCE / "include/pleat/version.hpp").read_text(), re.M))
+major, minor, _ = version.split(".")
+package = {"HOW": "package", "CMAKE_PREFIX_PATH": WORK / "moved"}
+without_cuda = {**package, "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit": "ON"}
+
+accepted("installed", VERSION=version, **package)
+accepted("subdirectory", HOW="subdirectory", PLEAT_SOURCE=SOURCE)
+accepted("fetched", HOW="fetch", PLEAT_SOURCE=SOURCE)
+refused("a_later_major_version", "99", VERSION="99", **package)
+refused("another_minor_version", "0.99", VERSION=f"{major}.99", **package)
+refused("an_unknown_component", "pleat has no component 'telepathy'; its components: cuda nccl", COMPONENTS="telepathy", **package)
+refused("cuda_without_a_toolkit", "component cuda: no CUDA toolkit of version 13", COMPONENTS="cuda", **without_cuda)
+refused("nccl_without_a_toolkit", "component nccl: no CUDA toolkit of version 13", COMPONENTS="nccl", **without_cuda)
+for component in filter(None, AVAILABLE):
+    accepted(f"installed_with_{component}", COMPONENTS=component, **package)
+    accepted(f"subdirectory_with_{component}", HOW="subdirectory", PLEAT_SOURCE=SOURCE, COMPONENTS=component)

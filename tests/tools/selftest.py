@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""The checkers notice each breach: a clean small tree passes, and one change to it makes exactly one problem."""
+import pathlib
+import tempfile
+import unittest
+
+import check_errors
+import check_includes
+
+ONCE = "#pragma once\n"
+CLEAN = {
+    "include/pleat/version.hpp": ONCE,
+    "include/pleat/mesh.hpp": ONCE + "#include <pleat/mesh/axes.hpp>\n",
+    "include/pleat/fsdp.hpp": ONCE + "#include <pleat/fsdp/gather.hpp>\n#include <pleat/fsdp/host/leaf.hpp>\n",
+    "include/pleat/core/error.hpp": ONCE + '#include <exception>\nvoid f() { fail("pleat[M01]: no"); }\n',
+    "include/pleat/mesh/axes.hpp": ONCE + "#include <concepts>\n#include <pleat/core/error.hpp>\n",
+    "include/pleat/comm/comm.hpp": ONCE + "#include <pleat/core/error.hpp>\n",
+    "include/pleat/comm/host/thread.hpp": ONCE + "#include <pleat/comm/comm.hpp>\n",
+    "include/pleat/cuda/stream.hpp": ONCE + "#include <cuda_runtime_api.h>\n#include <pleat/core/error.hpp>\n",
+    "include/pleat/fsdp/layout.hpp": ONCE + "#include <pleat/core/error.hpp>\n",
+    "include/pleat/fsdp/gather.hpp": ONCE + "#include <pleat/comm/comm.hpp>\n#include <pleat/fsdp/layout.hpp>\n",
+    "include/pleat/fsdp/host/leaf.hpp": ONCE + "#include <pleat/fsdp/layout.hpp>\n",
+    "include/pleat/fsdp/cuda/leaf.cuh": ONCE + "#include <cub/cub.cuh>\n#include <pleat/cuda/stream.hpp>\n",
+    "include/pleat/optim/adamw.hpp": ONCE + "#include <pleat/fsdp/layout.hpp>\n",
+    "examples/01_mesh.cpp": "#include <pleat/mesh.hpp>\n",
+    "tests/unit/core/error_test.cpp": '// CHECK_THROWS("pleat[M01]: no")\n',
+    "docs/errors.md": "| id | rule |\n|---|---|\n| M01 | no |\n",
+}
+
+
+def include(target):
+    return f"#include <{target}>\n"
+
+
+class CheckersNotice(unittest.TestCase):
+    def problems(self, checker, changes):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, text in {**CLEAN, **changes}.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            return checker.check(root)
+
+    def expect(self, checker, changes, *texts):
+        found = self.problems(checker, changes)
+        self.assertEqual(len(found), 1, found)
+        for text in texts:
+            self.assertIn(text, found[0])
+
+    def adding(self, name, text, *expected):
+        name = "include/pleat/" + name
+        self.expect(check_includes, {name: CLEAN.get(name, ONCE) + text}, *expected)
+
+    def test_clean_tree_passes(self):
+        self.assertEqual(self.problems(check_includes, {}), [])
+        self.assertEqual(self.problems(check_errors, {}), [])
+
+    def test_forbidden_arrows(self):
+        self.adding("core/error.hpp", include("pleat/mesh/axes.hpp"), "core/error.hpp", "may not include")
+        self.adding("mesh/axes.hpp", include("pleat/comm/comm.hpp"), "may not include")
+        self.adding("comm/comm.hpp", include("pleat/fsdp/layout.hpp"), "may not include")
+        self.adding("optim/adamw.hpp", include("pleat/fsdp/gather.hpp"), "may not include")
+        self.adding("fsdp/host/leaf.hpp", include("pleat/comm/comm.hpp"), "may not include")
+        self.adding("fsdp/cuda/leaf.cuh", include("pleat/comm/comm.hpp"), "may not include")
+        self.adding("fsdp/gather.hpp", include("pleat/mesh.hpp"), "may not include")
+        self.adding("mesh.hpp", include("pleat/cuda/stream.hpp"), "may not include")
+
+    def test_schedule_includes_leaf(self):
+        self.adding("fsdp/gather.hpp", include("pleat/fsdp/host/leaf.hpp"), "a schedule never includes a leaf")
+        self.adding("fsdp/gather.hpp", include("pleat/comm/host/thread.hpp"), "a schedule never includes a leaf")
+        self.adding("fsdp/gather.hpp", include("pleat/fsdp/cuda/leaf.cuh"), "a schedule never includes a leaf")
+        self.adding("fsdp/gather.hpp", include("pleat/cuda/stream.hpp"), "may not include")
+
+    def test_toolkit_in_host_header(self):
+        self.adding("comm/comm.hpp", include("cuda_runtime.h"), "without a CUDA toolkit")
+        self.adding("fsdp/layout.hpp", include("nccl.h"), "without a CUDA toolkit")
+        self.adding("fsdp/host/leaf.hpp", include("cub/cub.cuh"), "without a CUDA toolkit")
+        self.adding("fsdp.hpp", include("pleat/fsdp/cuda/leaf.cuh"), "without a CUDA toolkit")
+
+    def test_core_includes_only_the_standard_library(self):
+        self.adding("core/error.hpp", include("unistd.h"), "only the standard library")
+
+    def test_form(self):
+        self.expect(check_includes, {"include/pleat/mesh/axes.hpp": "int once;\n"}, "#pragma once")
+        self.adding("mesh/axes.hpp", "//\n" * 500, "lines, more than")
+        self.adding("mesh/axes.hpp", '#include "pleat/core/error.hpp"\n', "write <pleat/...>")
+        self.adding("mesh/axes.hpp", include("pleat/core/gone.hpp"), "does not exist")
+        self.adding("misc/a.hpp", "", "the house has no folder misc/")
+        self.adding("mesh/axes.h", "", ".hpp or .cuh")
+        self.expect(check_includes, {"src/a.cpp": ""}, "top-level folders")
+
+    def test_mesh_closure(self):
+        for costly in check_includes.MESH_NEVER_INCLUDES:
+            self.adding("core/error.hpp", include(costly), "<pleat/mesh.hpp> reaches it", f"<{costly}>")
+
+    def test_examples(self):
+        self.expect(check_includes, {"include/pleat/detail/a.hpp": ONCE, "examples/01_mesh.cpp": include("pleat/detail/a.hpp")},
+                    "no public header")
+        self.expect(check_includes, {"examples/train_moe/main.cpp": "//\n" * 301}, "more than 300 lines")
+
+    def test_error_ids(self):
+        self.expect(check_errors, {"docs/errors.md": ""}, "M01", "no row")
+        self.expect(check_errors, {"tests/unit/core/error_test.cpp": "// M01"}, "M01", "no test names it")
+        self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| `F02` | x |\n"}, "F02", "nothing raises it")
+        self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| M01 | x |\n"}, "2 rows")
+
+
+if __name__ == "__main__":
+    unittest.main()
