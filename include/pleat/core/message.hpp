@@ -23,6 +23,7 @@ class Message {
     for (std::size_t i = 0; i < size; ++i) put(text[i]);
     return *this;
   }
+  constexpr Message& append(const Message& other) noexcept { return append(other.c_str()); }
   template <std::integral Int>
   constexpr Message& append(Int value) noexcept {
     char digits[24] = {};

@@ -1,0 +1,124 @@
+// What the threads of one run share: who failed, who has returned, and how to wait for a peer without hanging.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <pleat/core/error.hpp>
+
+namespace pleat::inline v0::detail {
+
+/// A place where ranks wait: what they wait for changes under `mutex`, and whoever changes it notifies `changed`.
+struct WaitingPlace {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
+/// The failure state of a run. Every wait goes through `wait`, which ends when its condition holds, a rank has failed
+/// (C02), a rank that is waited for has returned (C03) or the deadline has passed (C04); the last three throw
+/// comm_error. (std::barrier and friends cannot be ended from outside.)
+class ThreadWorld {
+ public:
+  using Duration = std::chrono::milliseconds;
+
+  ThreadWorld(int ranks, Duration deadline)
+      : deadline_(deadline), has_returned_(static_cast<std::size_t>(ranks)), operation_(has_returned_.size()) {}
+
+  std::shared_ptr<WaitingPlace> make_place() {
+    auto place = std::make_shared<WaitingPlace>();
+    const std::lock_guard lock(places_mutex_);
+    std::erase_if(places_, [](const auto& old) { return old.expired(); });
+    places_.push_back(place);
+    return place;
+  }
+
+  /// Notes what world rank `rank` does now, for the texts of errors. `operation` is a string literal.
+  void enter(int rank, const char* operation) { operation_[static_cast<std::size_t>(rank)] = operation; }
+
+  /// Ends every wait of the run; the first failure is the one that is reported.
+  void fail(int rank, const char* why) {
+    {
+      const std::lock_guard lock(failure_mutex_);
+      if (failed_rank_ >= 0) return;
+      failure_ = message_of("rank ", rank, " failed after ", last_operation(rank), " (", why, ")");
+      failed_rank_ = rank;
+    }
+    wake_all();
+  }
+  void leave(int rank) {
+    has_returned_[static_cast<std::size_t>(rank)] = true;
+    wake_all();
+  }
+  int failed_rank() const { return failed_rank_; }
+  Message failure() const {
+    const std::lock_guard lock(failure_mutex_);
+    return failure_;
+  }
+
+  /// Blocks world rank `rank` until `ready()`. `lock` holds the place's mutex, under which both callables run.
+  /// `missing()` gives the world ranks that have not come yet. `operation...` are the parts of its description.
+  template <class Ready, class Missing, class... Operation>
+  void wait(WaitingPlace& place, std::unique_lock<std::mutex>& lock, int rank, Ready ready, Missing missing,
+            const Operation&... operation) {
+    const auto until = std::chrono::steady_clock::now() + deadline_;
+    bool in_time = true;
+    while (!ready()) {
+      if (failed_rank_ >= 0) {
+        comm_error error(message_of("pleat[C02]: ", failure(), "; rank ", rank, " waited in ", operation...));
+        lock.unlock();
+        throw error;
+      }
+      const std::vector<int> absent = missing();
+      const auto returned = std::find_if(absent.begin(), absent.end(),
+                                         [&](int r) { return has_returned_[static_cast<std::size_t>(r)].load(); });
+      if (returned != absent.end()) {
+        give_up(lock, rank,
+                message_of("pleat[C03]: rank ", *returned, " has returned, while rank ", rank, " waits for it in ",
+                           operation..., "; all ranks of a group must make the same calls"));
+      }
+      if (!in_time) {
+        give_up(lock, rank,
+                message_of("pleat[C04]: rank ", rank, " waited ", deadline_.count(), " ms in ", operation...,
+                           " for rank ", List<int>{absent.data(), absent.size()}, ", last seen in ",
+                           absent.empty() ? "?" : last_operation(absent.front())));
+      }
+      in_time = place.changed.wait_until(lock, until) == std::cv_status::no_timeout;
+    }
+  }
+
+ private:
+  [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock, int rank, const Message& text) {
+    lock.unlock();  // failing wakes every place, this one too
+    fail(rank, text.c_str());
+    throw comm_error(text);
+  }
+  const char* last_operation(int rank) const {
+    const char* operation = operation_[static_cast<std::size_t>(rank)];
+    return operation == nullptr ? "no operation" : operation;
+  }
+  void wake_all() {
+    const std::lock_guard lock(places_mutex_);
+    for (const auto& weak : places_) {
+      const auto place = weak.lock();
+      if (!place) continue;
+      { const std::lock_guard visible(place->mutex); }  // a waiter has seen the change or is asleep by now
+      place->changed.notify_all();
+    }
+  }
+
+  const Duration deadline_;
+  std::vector<std::atomic<bool>> has_returned_;
+  std::vector<std::atomic<const char*>> operation_;
+  std::atomic<int> failed_rank_ = -1;
+  mutable std::mutex failure_mutex_;
+  Message failure_;
+  std::mutex places_mutex_;
+  std::vector<std::weak_ptr<WaitingPlace>> places_;
+};
+
+}  // namespace pleat::inline v0::detail
