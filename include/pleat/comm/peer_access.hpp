@@ -10,7 +10,7 @@ namespace pleat::inline v0 {
 
 /// How a schedule moves bytes: copies and signals on mapped memory, or collective operations. Both give the same bits.
 enum class Transport : unsigned char { collective, peer };
-constexpr const char* name(Transport transport) {
+constexpr const char* name_of(Transport transport) {
   return transport == Transport::peer ? "peer" : "collective";
 }
 

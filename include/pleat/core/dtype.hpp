@@ -12,7 +12,7 @@ namespace pleat::inline v0 {
 
 enum class DType : std::uint8_t { f64, f32, bf16, i64, i32, u8 };
 
-constexpr const char* name(DType dtype) {
+constexpr const char* name_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
       return "f64";
@@ -30,7 +30,7 @@ constexpr const char* name(DType dtype) {
   return "?";
 }
 constexpr void append_to(Message& message, DType dtype) {
-  message.append(name(dtype));
+  message.append(name_of(dtype));
 }
 
 constexpr std::size_t size_bytes(DType dtype) {
@@ -101,7 +101,7 @@ constexpr decltype(auto) dispatch_dtype(TypeList<Ts...>, DType dtype, F&& f) {
       const bool found = ((dtype == dtype_of<Ts> && (f(std::type_identity<Ts>{}), true)) || ...);
       if (!found) {
         Message choices;
-        (choices.append(' ').append(name(dtype_of<Ts>)), ...);
+        (choices.append(' ').append(name_of(dtype_of<Ts>)), ...);
         fail<shape_error>("pleat[T01]: dtype ", dtype, " is not supported here; valid dtypes:", choices.c_str());
       }
     } else {

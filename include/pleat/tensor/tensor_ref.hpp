@@ -85,7 +85,7 @@ class TensorRef {
 };
 
 inline void append_to(Message& message, const TensorRef& tensor) {
-  message.append(name(tensor.dtype())).append(" [");
+  message.append(name_of(tensor.dtype())).append(" [");
   for (int axis = 0; axis < tensor.rank(); ++axis) {
     if (axis != 0) message.append(", ");
     message.append(tensor.extent(axis));

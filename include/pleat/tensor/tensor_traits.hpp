@@ -109,7 +109,7 @@ TensorRef expect(const char* what, const T& t, DType dtype, DeviceKind device,
   }
   if (!fits) {
     Message wanted;
-    wanted.append(name(dtype)).append(" [");
+    wanted.append(name_of(dtype)).append(" [");
     for (auto e = extents.begin(); e != extents.end(); ++e) {
       if (e != extents.begin()) wanted.append(", ");
       if (*e == any_extent) {
