@@ -38,7 +38,7 @@ class MeshComms {
 
  private:
   static CommunicatorPlan checked_plan(const Mesh& mesh, const Comm& world, std::span<const Lane> lanes) {
-    require_world(mesh, world.size());
+    check_world(mesh, world.size());
     return plan_communicators(mesh, world.rank(), lanes);
   }
   GroupComm<Comm> handle(int i) const {
