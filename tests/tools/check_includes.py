@@ -25,6 +25,8 @@ ARROWS = {
 # Folders of schedules. Their leaves stand in host/ and cuda/, do not communicate, and are never included by a schedule.
 SCHEDULES = ["fsdp", "attention", "moe", "pipeline", "optim"]
 LEAF_ARROWS = ["core", "detail", "tensor"]
+# Where one of these folders may be included, so may its umbrella: it holds no leaf and stays cheap.
+LEAFLESS = ["mesh", "tensor"]
 BACKENDS = ["cuda", "nccl", "mpi"]
 
 TOP_FOLDERS = ["bench", "cmake", "docs", "examples", "include", "tests"]
@@ -52,7 +54,7 @@ def allowed_from(parts):
         return [name for name in ARROWS if name not in BACKENDS + ["detail"]]
     leaf = parts[1] if len(parts) > 2 and parts[1] in ("host", "cuda") else None
     base = LEAF_ARROWS if leaf and area in SCHEDULES else ARROWS.get(area, [])
-    return [area, *base] + (["cuda"] if leaf == "cuda" else [])
+    return [area, *base, *(f"{name}.hpp" for name in LEAFLESS if name in base)] + (["cuda"] if leaf == "cuda" else [])
 
 
 def check_header(header, house):

@@ -18,7 +18,7 @@ CLEAN = {
     "include/pleat/comm/host/thread.hpp": ONCE + "#include <pleat/comm/comm.hpp>\n",
     "include/pleat/cuda/stream.hpp": ONCE + "#include <cuda_runtime_api.h>\n#include <pleat/core/error.hpp>\n",
     "include/pleat/fsdp/layout.hpp": ONCE + "#include <pleat/core/error.hpp>\n",
-    "include/pleat/fsdp/gather.hpp": ONCE + "#include <pleat/comm/comm.hpp>\n#include <pleat/fsdp/layout.hpp>\n",
+    "include/pleat/fsdp/gather.hpp": ONCE + "#include <pleat/mesh.hpp>\n#include <pleat/comm/comm.hpp>\n#include <pleat/fsdp/layout.hpp>\n",
     "include/pleat/fsdp/host/leaf.hpp": ONCE + "#include <pleat/fsdp/layout.hpp>\n",
     "include/pleat/fsdp/cuda/leaf.cuh": ONCE + "#include <cub/cub.cuh>\n#include <pleat/cuda/stream.hpp>\n",
     "include/pleat/optim/adamw.hpp": ONCE + "#include <pleat/fsdp/layout.hpp>\n",
@@ -62,7 +62,8 @@ class CheckersNotice(unittest.TestCase):
         self.adding("optim/adamw.hpp", include("pleat/fsdp/gather.hpp"), "may not include")
         self.adding("fsdp/host/leaf.hpp", include("pleat/comm/comm.hpp"), "may not include")
         self.adding("fsdp/cuda/leaf.cuh", include("pleat/comm/comm.hpp"), "may not include")
-        self.adding("fsdp/gather.hpp", include("pleat/mesh.hpp"), "may not include")
+        self.adding("fsdp/gather.hpp", include("pleat/fsdp.hpp"), "may not include")
+        self.adding("core/error.hpp", include("pleat/mesh.hpp"), "may not include")
         self.adding("mesh.hpp", include("pleat/cuda/stream.hpp"), "may not include")
 
     def test_schedule_includes_leaf(self):
