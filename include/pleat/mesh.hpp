@@ -4,6 +4,7 @@
 #include <pleat/mesh/axis.hpp>
 #include <pleat/mesh/checks.hpp>
 #include <pleat/mesh/concept.hpp>
+#include <pleat/mesh/domain.hpp>
 #include <pleat/mesh/factorization.hpp>
 #include <pleat/mesh/folded_mesh.hpp>
 #include <pleat/mesh/group.hpp>

@@ -38,11 +38,11 @@ constexpr void append_to(Message& message, Axis axis) {
   message.append(name_of(axis));
 }
 
-/// Ranks as attention sees them: `rank = (pp * DP + dp) * CP + cp`.
+/// The axes of a view, outermost first: row-major, so `rank = (pp * DP + dp) * CP + cp` for attention, and
+/// `rank = (pp * EXPERT_DP + expert_dp) * EP + ep` for the experts. PP is outermost in both, and so one axis.
 PLEAT_HD constexpr Factorization<Axis, 3> attention_view(int pp, int dp, int cp) {
   return {{{Axis::pp, pp}, {Axis::dp, dp}, {Axis::cp, cp}}};
 }
-/// The same ranks as the experts see them: `rank = (pp * EXPERT_DP + expert_dp) * EP + ep`.
 PLEAT_HD constexpr Factorization<Axis, 3> expert_view(int pp, int expert_dp, int ep) {
   return {{{Axis::pp, pp}, {Axis::expert_dp, expert_dp}, {Axis::ep, ep}}};
 }

@@ -65,14 +65,55 @@ constexpr void append_to(Message& message, const Mesh& mesh) {
 }
 
 namespace detail {
-/// The one place where axes become strides: `axes` within one view, else M05.
+
+/// The same ranks seen twice: the one place where sizes and axes become strides. No template, since every mesh uses it.
+struct Folding {
+  Factorization<Axis, 3> attention;
+  Factorization<Axis, 3> expert;
+
+  /// Errors: M05 when `axes` are not of one view.
+  PLEAT_HD constexpr GroupShape shape(const AxisSet& axes) const {
+    require_one_view(axes);
+    const auto wanted = [&](Axis axis) { return axes.contains(axis); };
+    return axes.within(View::attention) ? attention.groups(wanted) : expert.groups(wanted);
+  }
+};
+/// The shape of every single axis.
+struct AxisShapes {
+  GroupShape pp, dp, cp, expert_dp, ep;
+
+  PLEAT_HD constexpr explicit AxisShapes(const Folding& folding)
+      : pp(folding.shape(Axis::pp)),
+        dp(folding.shape(Axis::dp)),
+        cp(folding.shape(Axis::cp)),
+        expert_dp(folding.shape(Axis::expert_dp)),
+        ep(folding.shape(Axis::ep)) {}
+
+  PLEAT_HD constexpr Coordinate coordinate(int rank) const {
+    return {pp.index(rank), dp.index(rank), cp.index(rank), expert_dp.index(rank), ep.index(rank)};
+  }
+  PLEAT_HD constexpr int rank(const AttentionCoordinate& at) const {
+    return pp.offset(at.pp) + dp.offset(at.dp) + cp.offset(at.cp);
+  }
+  PLEAT_HD constexpr int rank(const ExpertCoordinate& at) const {
+    return pp.offset(at.pp) + expert_dp.offset(at.expert_dp) + ep.offset(at.ep);
+  }
+};
+
 template <folded_mesh Mesh>
-PLEAT_HD constexpr GroupShape shape_along(const Mesh& mesh, const AxisSet& axes) {
-  require_one_view(axes);
-  const auto wanted = [&](Axis axis) { return axes.contains(axis); };
-  return axes.within(View::attention) ? attention_view(mesh.pp, mesh.dp, mesh.cp).groups(wanted)
-                                      : expert_view(mesh.pp, mesh.expert_dp, mesh.ep).groups(wanted);
+PLEAT_HD constexpr Folding folding(const Mesh& mesh) {
+  return {attention_view(mesh.pp, mesh.dp, mesh.cp), expert_view(mesh.pp, mesh.expert_dp, mesh.ep)};
 }
+template <folded_mesh Mesh>
+PLEAT_HD constexpr AxisShapes axis_shapes(const Mesh& mesh) {
+  if constexpr (static_mesh<Mesh>) {
+    constexpr AxisShapes shapes(folding(Mesh{}));
+    return shapes;
+  } else {
+    return AxisShapes(folding(mesh));
+  }
+}
+
 }  // namespace detail
 
 /// The shape of the groups whose ranks differ only along `Axes`, of one view. A constant for a static mesh.
@@ -81,16 +122,16 @@ PLEAT_HD constexpr GroupShape group_shape(const Mesh& mesh) {
   if constexpr (!detail::axes_are_legal<Axes...>()) {
     return {};
   } else if constexpr (static_mesh<Mesh>) {
-    constexpr GroupShape shape = detail::shape_along(Mesh{}, AxisSet(Axes...));
+    constexpr GroupShape shape = detail::folding(Mesh{}).shape(AxisSet(Axes...));
     return shape;
   } else {
-    return detail::shape_along(mesh, AxisSet(Axes...));
+    return detail::folding(mesh).shape(AxisSet(Axes...));
   }
 }
 /// The same for axes known at run time. Errors: M05.
 template <folded_mesh Mesh>
 PLEAT_HD constexpr GroupShape group_shape(const Mesh& mesh, const AxisSet& axes) {
-  return detail::shape_along(mesh, axes);
+  return detail::folding(mesh).shape(axes);
 }
 
 /// The shape of the groups that share the shards of a parameter: within one replica, a contiguous block of S/R ranks
@@ -151,11 +192,7 @@ PLEAT_HD constexpr Group replica_group(const Mesh& mesh, int rank) {
 template <folded_mesh Mesh>
 PLEAT_HD constexpr Coordinate coordinate(const Mesh& mesh, int rank) {
   detail::require_rank(rank, mesh.world_size);
-  return {.pp = group_shape<Axis::pp>(mesh).index(rank),
-          .dp = group_shape<Axis::dp>(mesh).index(rank),
-          .cp = group_shape<Axis::cp>(mesh).index(rank),
-          .expert_dp = group_shape<Axis::expert_dp>(mesh).index(rank),
-          .ep = group_shape<Axis::ep>(mesh).index(rank)};
+  return detail::axis_shapes(mesh).coordinate(rank);
 }
 
 /// The rank at an attention coordinate. Errors: M04.
@@ -164,8 +201,7 @@ PLEAT_HD constexpr int rank(const Mesh& mesh, const AttentionCoordinate& at) {
   detail::require_coordinate(Axis::pp, at.pp, mesh.pp);
   detail::require_coordinate(Axis::dp, at.dp, mesh.dp);
   detail::require_coordinate(Axis::cp, at.cp, mesh.cp);
-  return group_shape<Axis::pp>(mesh).offset(at.pp) + group_shape<Axis::dp>(mesh).offset(at.dp) +
-         group_shape<Axis::cp>(mesh).offset(at.cp);
+  return detail::axis_shapes(mesh).rank(at);
 }
 /// The rank at an expert coordinate. Errors: M04.
 template <folded_mesh Mesh>
@@ -173,8 +209,7 @@ PLEAT_HD constexpr int rank(const Mesh& mesh, const ExpertCoordinate& at) {
   detail::require_coordinate(Axis::pp, at.pp, mesh.pp);
   detail::require_coordinate(Axis::expert_dp, at.expert_dp, mesh.expert_dp);
   detail::require_coordinate(Axis::ep, at.ep, mesh.ep);
-  return group_shape<Axis::pp>(mesh).offset(at.pp) + group_shape<Axis::expert_dp>(mesh).offset(at.expert_dp) +
-         group_shape<Axis::ep>(mesh).offset(at.ep);
+  return detail::axis_shapes(mesh).rank(at);
 }
 /// The rank at a coordinate of both views, which must name the same one. Errors: M04.
 template <folded_mesh Mesh>
@@ -189,18 +224,6 @@ PLEAT_HD constexpr int rank_of(const Mesh& mesh, const Coordinate& at) {
 template <folded_mesh A, folded_mesh B>
 PLEAT_HD constexpr bool same_mesh(const A& a, const B& b) {
   return a.pp == b.pp && a.dp == b.dp && a.cp == b.cp && a.ep == b.ep && a.replicas == b.replicas;
-}
-
-/// Whether every group of a shape stays inside one domain of `gpus_per_domain` consecutive ranks (a node, or all that
-/// one NVLink fabric joins). Errors: M00.
-PLEAT_HD constexpr bool fits_domain(const GroupShape& shape, int world_size, int gpus_per_domain) {
-  detail::require_at_least_1("gpus_per_domain", gpus_per_domain);
-  // Groups that interleave cover every boundary inside their span, so only domains of whole spans cut none of them.
-  return shape.size() == 1 || gpus_per_domain >= world_size || gpus_per_domain % shape.span() == 0;
-}
-template <Axis... Axes, folded_mesh Mesh>
-PLEAT_HD constexpr bool fits_domain(const Mesh& mesh, int gpus_per_domain) {
-  return fits_domain(group_shape<Axes...>(mesh), mesh.world_size, gpus_per_domain);
 }
 
 }  // namespace pleat::inline v0

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/mesh/concept.hpp>
+#include <pleat/mesh/domain.hpp>
 
 namespace pleat::inline v0 {
 
