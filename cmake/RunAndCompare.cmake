@@ -1,5 +1,6 @@
 # cmake -Dexit=<code> -Dout=<file> -Dtext=<regex> -P RunAndCompare.cmake -- <program> <argument>...
 # Runs the program; fails unless it exits with `exit` (default 0), prints exactly `out` and something that matches `text`.
+cmake_minimum_required(VERSION 3.25)
 set(command "")
 set(past_dashes FALSE)
 math(EXPR last "${CMAKE_ARGC} - 1")

@@ -1,13 +1,39 @@
-# The trainer: its build, the demo's run, and the runs that CI checks against one rank.
-pleat_add_program(train_moe ${programs})
-if(PLEAT_TRAIN_MOE_DEMO)
-  target_compile_definitions(train_moe PRIVATE PLEAT_TRAIN_MOE_DEMO)
-endif()
-target_compile_definitions(train_moe PRIVATE PLEAT_DEFAULT_TEXT="${PROJECT_SOURCE_DIR}/LICENSE")
+# The trainer: its build, the demo's run, and the runs that are checked against one rank.
+pleat_add_program(train_moe ${programs} ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp)
+target_compile_definitions(train_moe PRIVATE PLEAT_DEFAULT_TEXT="${PROJECT_SOURCE_DIR}/LICENSE"
+                                             $<$<BOOL:${PLEAT_TRAIN_MOE_DEMO}>:PLEAT_TRAIN_MOE_DEMO>)
+
+# Defines `extern const char train_moe_commit[]` with the commit that is built; written again only when it changed.
+add_custom_target(
+  train_moe_commit
+  COMMAND ${CMAKE_COMMAND} -Dsource=${PROJECT_SOURCE_DIR} -Dname=train_moe_commit
+          -Dfile=${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp -P ${PROJECT_SOURCE_DIR}/cmake/WriteCommit.cmake
+  BYPRODUCTS ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp
+  COMMENT "the commit of this checkout"
+  VERBATIM)
+add_dependencies(train_moe train_moe_commit)
 
 # The build's last step rather than a test: the console belongs to the program, so its progress is seen as it runs.
 add_custom_target(
   run_demo
   COMMAND train_moe --mesh pp1-dp8-cp4-ep8 --text ${PROJECT_SOURCE_DIR}/LICENSE --steps 32 --seq 128 --batch 8
           --layers 4 --hidden 64 --experts 16 --top-k 2 --dtype f64 --check
+  COMMENT "train_moe on the 32 ranks of pp1-dp8-cp4-ep8, every step checked against one rank"
   VERBATIM USES_TERMINAL)
+
+set(small --steps 3 --seq 120 --layers 2 --hidden 32 --experts 16 --top-k 2 --dtype f64)
+foreach(mesh IN ITEMS pp1-dp8-cp4-ep8 pp1-dp2-cp4-ep2 pp1-dp4-cp2-ep8 pp1-dp2-cp3-ep2 pp1-dp4-cp1-ep4 pp1-dp4-cp4-ep4-r2
+                      pp1-dp1-cp1-ep1)
+  string(REGEX REPLACE "^.*-dp([0-9]+)-.*$" "\\1" dp ${mesh})
+  foreach(accumulation IN ITEMS 1 3)
+    math(EXPR batch "${dp} * ${accumulation}")
+    pleat_add_run(train_moe_${mesh}_x${accumulation} TEXT "check: loss"
+                  COMMAND train_moe --mesh ${mesh} ${small} --batch ${batch} --micro-batch 1 --check)
+  endforeach()
+endforeach()
+
+pleat_add_run(train_moe_f32 TEXT "check: loss" COMMAND train_moe --mesh pp1-dp4-cp2-ep8 ${small} --dtype f32 --check)
+pleat_add_run(train_moe_names_the_failed_rank EXIT 1 TEXT "rank 5" COMMAND train_moe --mesh pp1-dp4-cp2-ep8 ${small}
+              --fail-rank 5 --fail-step 2)
+set_tests_properties(train_moe_names_the_failed_rank PROPERTIES TIMEOUT 20)
+pleat_add_run(train_moe_refuses_a_mesh EXIT 2 TEXT "pleat.M02.*1 2 4 8" COMMAND train_moe --mesh pp1-dp4-cp2-ep3 ${small})
