@@ -13,7 +13,7 @@ namespace pleat::inline v0 {
 namespace detail {
 /// All that the threads of one group share.
 struct ThreadGroup {
-  ThreadGroup(std::shared_ptr<ThreadWorld> world, std::vector<int> world_ranks)
+  ThreadGroup(const std::shared_ptr<ThreadWorld>& world, const std::vector<int>& world_ranks)
       : meeting(world, world_ranks), mail(world, world_ranks), children(world_ranks.size()) {}
 
   Rendezvous meeting;
