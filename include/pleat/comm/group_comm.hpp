@@ -1,6 +1,9 @@
 // GroupComm: the handle by which a schedule uses the communicator of a group, or does without when it is alone.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include <pleat/comm/communicator.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/mesh/group.hpp>
@@ -8,8 +11,8 @@
 namespace pleat::inline v0 {
 
 /// A copyable, non-owning handle with the operations of a communicator (see communicator.hpp) over one group. A group
-/// of one holds no communicator: its operations are local copies on the same stream. The communicator must outlive the
-/// handle.
+/// of one holds no communicator: its operations are local copies on the same stream, and C05 and C06 where a
+/// communicator has them. The communicator must outlive the handle.
 template <communicator Comm>
 class GroupComm {
  public:
@@ -34,16 +37,21 @@ class GroupComm {
     comm_ ? comm_->all_gather(in, out, elems, dtype, s) : copy(out, in, elems, dtype, s);
   }
   void all_gather_v(const void* in, void* out, Counts counts, DType dtype, stream_type s) const {
-    comm_ ? comm_->all_gather_v(in, out, counts, dtype, s) : copy(out, in, counts[0], dtype, s);
+    if (comm_) return comm_->all_gather_v(in, out, counts, dtype, s);
+    require(counts.size() == 1, "all_gather_v");
+    copy(out, in, counts[0], dtype, s);
   }
   void all_to_all(const void* in, void* out, std::size_t elems, DType dtype, stream_type s) const {
     comm_ ? comm_->all_to_all(in, out, elems, dtype, s) : copy(out, in, elems, dtype, s);
   }
   void all_to_all_v(const void* in, Counts send, void* out, Counts recv, DType dtype, stream_type s) const {
-    comm_ ? comm_->all_to_all_v(in, send, out, recv, dtype, s) : copy(out, in, send[0], dtype, s);
+    if (comm_) return comm_->all_to_all_v(in, send, out, recv, dtype, s);
+    require(send.size() == 1 && recv.size() == 1 && send[0] == recv[0], "all_to_all_v");
+    copy(out, in, send[0], dtype, s);
   }
   void broadcast(void* buffer, std::size_t elems, int root, DType dtype, stream_type s) const {
-    if (comm_) comm_->broadcast(buffer, elems, root, dtype, s);
+    if (comm_) return comm_->broadcast(buffer, elems, root, dtype, s);
+    require(root == 0, "broadcast");
   }
   /// Errors: comm_error C06 as the communicator's.
   void exchange(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, stream_type s) const {
@@ -63,6 +71,12 @@ class GroupComm {
   }
 
  private:
+  static void require(bool is_right, const char* operation) {
+    if (!is_right) {
+      fail<comm_error>("pleat[C05]: ", operation,
+                       " in a group of one: valid: root 0, one count per list, and as many elements sent as received");
+    }
+  }
   static void copy(void* out, const void* in, std::size_t elems, DType dtype, stream_type s) {
     if (out != in) executor_for<device_type>{}.copy(out, in, elems * size_bytes(dtype), s);
   }

@@ -1,7 +1,10 @@
 // HostArena: the symmetric arena of host ranks, plain memory that the threads of a run share.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <pleat/comm/group_comm.hpp>
@@ -44,6 +47,9 @@ class HostPeers {
   using stream_type = HostStream;
 
   HostPeers() = default;
+  // A copy would count its awaits on its own, and take signals twice.
+  HostPeers(HostPeers&&) noexcept = default;
+  HostPeers& operator=(HostPeers&&) noexcept = default;
   HostPeers(std::shared_ptr<detail::HostArenaState> arena, std::vector<int> members, int rank, std::size_t offset_bytes,
             int first_channel, int channels)
       : arena_(std::move(arena)),
@@ -66,7 +72,7 @@ class HostPeers {
     inbox.place->changed.notify_all();
   }
 
-  /// Errors: comm_error C02, C03, C04 when the signal cannot come any more.
+  /// Errors: comm_error C02, C03, C04 when the signal does not come.
   void await(int peer, int channel, HostStream = {}) {
     auto& inbox = arena_->inboxes[member(rank_)];
     const std::uint64_t wanted = ++awaited_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(channel)];
@@ -102,6 +108,10 @@ static_assert(peer_access<HostPeers>);
 /// One block of host memory per rank of `stage`, all of the largest size any rank asks for.
 class HostArena {
  public:
+  // A copy would hand out the same bytes twice.
+  HostArena(HostArena&&) noexcept = default;
+  HostArena& operator=(HostArena&&) noexcept = default;
+
   /// Collective over `stage`. Size the arena by the sum of `footprint().symmetric` of all operations bound to it.
   HostArena(GroupComm<ThreadComm> stage, std::size_t bytes) : ranks_(stage.ranks()), rank_(stage.rank()) {
     if (stage.comm() == nullptr) {
@@ -112,14 +122,12 @@ class HostArena {
     std::vector<std::int64_t> wanted(static_cast<std::size_t>(stage.size()));
     const auto mine = static_cast<std::int64_t>(bytes);
     stage.all_gather(&mine, wanted.data(), 1, DType::i64, {});
+    std::shared_ptr<detail::HostArenaState> made;
     if (rank_ == 0) {
       const auto largest = static_cast<std::size_t>(*std::max_element(wanted.begin(), wanted.end()));
-      state_ = std::make_shared<detail::HostArenaState>(stage.comm()->world(), stage.comm()->world_ranks(), largest);
+      made = std::make_shared<detail::HostArenaState>(stage.comm()->world(), stage.comm()->world_ranks(), largest);
     }
-    auto* shared = reinterpret_cast<std::byte*>(&state_);
-    stage.broadcast(&shared, sizeof(shared), 0, DType::u8, {});
-    if (rank_ != 0) state_ = *reinterpret_cast<std::shared_ptr<detail::HostArenaState>*>(shared);
-    stage.barrier({});
+    state_ = stage.comm()->share("arena", made, 0);
   }
 
   /// Whether the group (world ranks) lies in this arena: threads map all of each other's memory.
@@ -137,17 +145,17 @@ class HostArena {
       fail<comm_error>("pleat[C07]: group ", group, " of rank ", ranks_[rank_], " is not inside the arena of ranks ",
                        ranks_);
     }
-    const std::size_t offset = used_bytes_;
-    used_bytes_ += (bytes + Carver::alignment_bytes - 1) / Carver::alignment_bytes * Carver::alignment_bytes;
     const std::size_t size_bytes = state_->blocks[0].size_bytes();
-    if (used_bytes_ > size_bytes) {
+    if (used_bytes_ + bytes > size_bytes) {
       fail<comm_error>("pleat[C08]: the arena has ", size_bytes, " bytes, the operations bound to it so far need ",
-                       used_bytes_, "; size it by the sum of footprint().symmetric");
+                       used_bytes_ + bytes, "; size it by the sum of footprint().symmetric");
     }
+    Carver windows;
+    windows.take_bytes(used_bytes_ + bytes);
+    const std::size_t offset = std::exchange(used_bytes_, windows.used_bytes());
     std::vector<int> members;
     for (const int rank : group) members.push_back(ranks_.index_of(rank));
-    const int first_channel = used_channels_;
-    used_channels_ += channels;
+    const int first_channel = std::exchange(used_channels_, used_channels_ + channels);
     return HostPeers(state_, std::move(members), group.index_of(ranks_[rank_]), offset, first_channel, channels);
   }
 

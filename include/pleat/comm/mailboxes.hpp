@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <pleat/comm/communicator.hpp>
@@ -21,7 +22,7 @@ class Mailboxes {
         boxes_(world_ranks_.size() * world_ranks_.size()) {}
 
   /// Posts all sends, takes all receives in order, returns when the sends have been taken too.
-  /// Errors: comm_error C06 on both sides when a pair's element counts or dtypes differ, or a peer is no rank.
+  /// Errors: comm_error C06 on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank.
   template <class Copy>
   void exchange(int rank, std::span<const Send> tx, std::span<const Recv> rx, DType dtype, Copy copy) {
     world_->enter(world_ranks_[static_cast<std::size_t>(rank)], "exchange");
@@ -30,13 +31,13 @@ class Mailboxes {
     std::vector<Post> posts;  // stays in place: peers hold pointers into it
     posts.reserve(tx.size());
     std::unique_lock lock(place_->mutex);
-    for (const Send& send : tx) {
-      posts.push_back({send.data, send.elems, dtype, send.peer});
-      box(rank, send.peer).push_back(&posts.back());
-    }
-    place_->changed.notify_all();
     try {
-      for (const Recv& recv : rx) receive(rank, recv, dtype, lock, copy);
+      for (const Send& send : tx) {
+        posts.push_back({send.data, send.elems, dtype, send.peer});
+        box(rank, send.peer).push_back(&posts.back());
+      }
+      place_->changed.notify_all();
+      for (const Recv& recv : rx) receive(rank, recv, dtype, posts, lock, copy);
       wait_taken(rank, posts, lock);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
@@ -53,6 +54,8 @@ class Mailboxes {
     DType dtype;
     int peer;
     State state = State::posted;
+    std::size_t wanted_elems = 0;  // by the receive that refused it
+    DType wanted_dtype = DType::u8;
   };
 
   std::deque<Post*>& box(int from, int to) { return boxes_[static_cast<std::size_t>(from) * world_ranks_.size() + to]; }
@@ -64,18 +67,25 @@ class Mailboxes {
   }
 
   template <class Copy>
-  void receive(int rank, const Recv& recv, DType dtype, std::unique_lock<std::mutex>& lock, Copy copy) {
+  void receive(int rank, const Recv& recv, DType dtype, const std::vector<Post>& posts,
+               std::unique_lock<std::mutex>& lock, Copy copy) {
     auto& inbox = box(recv.peer, rank);
     const int sender = world_ranks_[static_cast<std::size_t>(recv.peer)];
     world_->wait(
-        *place_, lock, world_ranks_[static_cast<std::size_t>(rank)], [&] { return !inbox.empty(); },
+        *place_, lock, world_ranks_[static_cast<std::size_t>(rank)],
+        [&] {
+          require_not_refused(rank, posts);
+          return !inbox.empty();
+        },
         [&] { return std::vector<int>{sender}; }, "exchange, receiving from rank ", sender);
     Post& post = *inbox.front();
     inbox.pop_front();
     if (post.elems != recv.elems || post.dtype != dtype) {
       post.state = State::refused;
+      post.wanted_elems = recv.elems;
+      post.wanted_dtype = dtype;
       place_->changed.notify_all();
-      mismatch(sender, world_ranks_[static_cast<std::size_t>(rank)]);
+      mismatch(sender, post);
     }
     post.state = State::copying;
     lock.unlock();
@@ -90,14 +100,24 @@ class Mailboxes {
       const int receiver = world_ranks_[static_cast<std::size_t>(post.peer)];
       const int me = world_ranks_[static_cast<std::size_t>(rank)];
       world_->wait(
-          *place_, lock, me, [&] { return post.state == State::taken || post.state == State::refused; },
+          *place_, lock, me,
+          [&] {
+            require_not_refused(rank, posts);
+            return post.state == State::taken;
+          },
           [&] { return std::vector<int>{receiver}; }, "exchange, sending to rank ", receiver);
-      if (post.state == State::refused) mismatch(me, receiver);
     }
   }
-  [[noreturn]] static void mismatch(int sender, int receiver) {
-    pleat::fail<comm_error>("pleat[C06]: a message from rank ", sender, " to rank ", receiver,
-                            " has another element count or dtype than its receive; both sides must agree");
+  /// A refused message ends its sender's batch wherever the sender waits.
+  void require_not_refused(int rank, const std::vector<Post>& posts) const {
+    for (const Post& post : posts) {
+      if (post.state == State::refused) mismatch(world_ranks_[static_cast<std::size_t>(rank)], post);
+    }
+  }
+  [[noreturn]] void mismatch(int sender, const Post& post) const {
+    pleat::fail<comm_error>("pleat[C06]: a message of ", post.elems, " ", post.dtype, " from rank ", sender,
+                            " meets a receive of ", post.wanted_elems, " ", post.wanted_dtype, " on rank ",
+                            world_ranks_[static_cast<std::size_t>(post.peer)], "; both sides must agree");
   }
 
   /// After a failure: takes back what nobody has taken, and outlives the copies under way.

@@ -1,6 +1,7 @@
 // Rendezvous: how the threads of a group meet for one collective call and look at each other's arguments.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -47,6 +48,8 @@ class Rendezvous {
     const auto me = static_cast<std::size_t>(rank);
     world_->enter(world_ranks_[me], call.operation);
     std::unique_lock lock(place_->mutex);
+    // A rank that gave up in here is counted but gone: nobody may meet it, read its memory or wait for it to part.
+    world_->require_no_failure(world_ranks_[me], call.operation);
     calls_[me] = call;
     is_here_[me] = 1;
     const std::uint64_t mine = generation_;

@@ -1,8 +1,10 @@
 // run_ranks: how a program asks for ranks that are threads of its own process.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -78,12 +80,18 @@ void run_ranks(int ranks, F&& f, RunOptions options = {}) {
     std::vector<std::jthread> threads;
     threads.reserve(all.size());
     for (const int rank : all) {
-      threads.emplace_back([&, rank] { errors[static_cast<std::size_t>(rank)] = detail::run_rank(f, group, rank); });
+      try {
+        threads.emplace_back([&, rank] { errors[static_cast<std::size_t>(rank)] = detail::run_rank(f, group, rank); });
+      } catch (const std::exception& e) {
+        world->fail(rank, e.what());  // ends the waits of those that have started, which are joined on the way out
+        throw;
+      }
     }
   }
   const int failed = world->failed_rank();
   if (failed < 0) return;
   const std::exception_ptr cause = errors[static_cast<std::size_t>(failed)];
+  if (cause == nullptr) fail<comm_error>("pleat[C02]: ", world->failure());  // the rank caught its own error
   const bool all_alike = std::all_of(errors.begin(), errors.end(), [&](const std::exception_ptr& e) {
     return e != nullptr && detail::same_text(e, cause);
   });

@@ -1,7 +1,9 @@
 // ThreadComm: the communicator of host ranks, threads of one process that read each other's memory.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <pleat/comm/mailboxes.hpp>
@@ -14,12 +16,10 @@ namespace detail {
 /// All that the threads of one group share.
 struct ThreadGroup {
   ThreadGroup(const std::shared_ptr<ThreadWorld>& world, const std::vector<int>& world_ranks)
-      : meeting(world, world_ranks), mail(world, world_ranks), children(world_ranks.size()) {}
+      : meeting(world, world_ranks), mail(world, world_ranks) {}
 
   Rendezvous meeting;
   Mailboxes mail;
-  /// Slots by which the first rank of a new group hands it to the others.
-  std::vector<std::shared_ptr<ThreadGroup>> children;
 };
 }  // namespace detail
 
@@ -38,23 +38,22 @@ class ThreadComm {
   int size() const noexcept { return group_->meeting.size(); }
 
   ThreadComm split(int color, int key) {
-    meet({.operation = "split", .elems = static_cast<std::size_t>(key), .root = color, .must_agree = false});
     std::vector<int> members;
+    members.reserve(static_cast<std::size_t>(size()));  // nothing may throw between meet and part
+    meet({.operation = "split", .elems = static_cast<std::size_t>(key), .root = color, .must_agree = false});
     for (int r = 0; r < size(); ++r) {
       if (call_of(r).root == color) members.push_back(r);
     }
     const auto key_of = [&](int r) { return static_cast<int>(call_of(r).elems); };
     std::stable_sort(members.begin(), members.end(), [&](int a, int b) { return key_of(a) < key_of(b); });
-    std::shared_ptr<detail::ThreadGroup>& slot = group_->children[static_cast<std::size_t>(members.front())];
+    part();
+    std::shared_ptr<detail::ThreadGroup> group;
     if (members.front() == rank_) {
       std::vector<int> ranks;
       for (const int r : members) ranks.push_back(world_ranks()[static_cast<std::size_t>(r)]);
-      slot = std::make_shared<detail::ThreadGroup>(world(), std::move(ranks));
+      group = std::make_shared<detail::ThreadGroup>(world(), std::move(ranks));
     }
-    part();
-    auto group = slot;
-    part();
-    if (members.front() == rank_) slot.reset();
+    group = share("split", group, members.front());
     const auto place = std::find(members.begin(), members.end(), rank_);
     return ThreadComm(std::move(group), static_cast<int>(place - members.begin()));
   }
@@ -121,6 +120,16 @@ class ThreadComm {
 
   void barrier(HostStream = {}) { meet({.operation = "barrier"}); }
   void wait(HostStream = {}) {}
+
+  /// Collective, beyond the concept: the object that rank `owner` of the group passes as `mine`; ranks may name
+  /// different owners. `operation` is a string literal, for the texts of errors.
+  template <class T>
+  std::shared_ptr<T> share(const char* operation, const std::shared_ptr<T>& mine, int owner) {
+    meet({.operation = operation, .in = &mine, .must_agree = false});
+    std::shared_ptr<T> theirs = *static_cast<const std::shared_ptr<T>*>(call_of(owner).in);
+    part();
+    return theirs;
+  }
 
   /// The failure state that this rank's run shares; what else waits for peers (an arena) waits through it.
   const std::shared_ptr<detail::ThreadWorld>& world() const { return group_->meeting.world(); }

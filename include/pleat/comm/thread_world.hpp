@@ -40,14 +40,16 @@ class ThreadWorld {
   /// Notes what world rank `rank` does now, for the texts of errors. `operation` is a string literal.
   void enter(int rank, const char* operation) { operation_[static_cast<std::size_t>(rank)] = operation; }
 
+  /// What a rank did last, for the texts of errors and of watchdogs; "no operation" before the first.
+  const char* last_operation(int rank) const {
+    const char* operation = operation_[static_cast<std::size_t>(rank)];
+    return operation == nullptr ? "no operation" : operation;
+  }
+  int ranks() const { return static_cast<int>(operation_.size()); }
+
   /// Ends every wait of the run; the first failure is the one that is reported.
   void fail(int rank, const char* why) {
-    {
-      const std::lock_guard lock(failure_mutex_);
-      if (failed_rank_ >= 0) return;
-      failure_ = message_of("rank ", rank, " failed after ", last_operation(rank), " (", why, ")");
-      failed_rank_ = rank;
-    }
+    record_failure(rank, why);
     wake_all();
   }
   void leave(int rank) {
@@ -60,19 +62,24 @@ class ThreadWorld {
     return failure_;
   }
 
+  /// Errors: comm_error C02 when a rank has failed. `operation...` are the parts of what `rank` is about to wait in.
+  template <class... Operation>
+  void require_no_failure(int rank, const Operation&... operation) const {
+    if (failed_rank_ >= 0) {
+      pleat::fail<comm_error>("pleat[C02]: ", failure(), "; rank ", rank, " waited in ", operation...);
+    }
+  }
+
   /// Blocks world rank `rank` until `ready()`. `lock` holds the place's mutex, under which both callables run.
-  /// `missing()` gives the world ranks that have not come yet. `operation...` are the parts of its description.
+  /// `missing()` gives the world ranks that have not come yet. `operation...` are the parts of its description. Whoever
+  /// takes the place's mutex after a wait on it has thrown sees the failure.
   template <class Ready, class Missing, class... Operation>
   void wait(WaitingPlace& place, std::unique_lock<std::mutex>& lock, int rank, Ready ready, Missing missing,
             const Operation&... operation) {
     const auto until = std::chrono::steady_clock::now() + deadline_;
     bool in_time = true;
     while (!ready()) {
-      if (failed_rank_ >= 0) {
-        comm_error error(message_of("pleat[C02]: ", failure(), "; rank ", rank, " waited in ", operation...));
-        lock.unlock();
-        throw error;
-      }
+      require_no_failure(rank, operation...);
       const std::vector<int> absent = missing();
       const auto returned = std::find_if(absent.begin(), absent.end(),
                                          [&](int r) { return has_returned_[static_cast<std::size_t>(r)].load(); });
@@ -80,6 +87,11 @@ class ThreadWorld {
         give_up(lock, rank,
                 message_of("pleat[C03]: rank ", *returned, " has returned, while rank ", rank, " waits for it in ",
                            operation..., "; all ranks of a group must make the same calls"));
+      }
+      if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
+        give_up(lock, rank,
+                message_of("pleat[C03]: rank ", rank, " waits for itself in ", operation...,
+                           "; what a rank awaits of itself comes before the wait"));
       }
       if (!in_time) {
         give_up(lock, rank,
@@ -93,13 +105,16 @@ class ThreadWorld {
 
  private:
   [[noreturn]] void give_up(std::unique_lock<std::mutex>& lock, int rank, const Message& text) {
-    lock.unlock();  // failing wakes every place, this one too
-    fail(rank, text.c_str());
+    record_failure(rank, text.c_str());  // under the lock: who comes later must not take this rank for present
+    lock.unlock();                       // waking takes the mutex of every place, this one too
+    wake_all();
     throw comm_error(text);
   }
-  const char* last_operation(int rank) const {
-    const char* operation = operation_[static_cast<std::size_t>(rank)];
-    return operation == nullptr ? "no operation" : operation;
+  void record_failure(int rank, const char* why) {
+    const std::lock_guard lock(failure_mutex_);
+    if (failed_rank_ >= 0) return;
+    failure_ = message_of("rank ", rank, " failed after ", last_operation(rank), " (", why, ")");
+    failed_rank_ = rank;
   }
   void wake_all() {
     const std::lock_guard lock(places_mutex_);
