@@ -1,0 +1,296 @@
+// The layout of a unit: where each parameter lies in one flat buffer, and which elements each rank's shard holds.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pleat/core/dtype.hpp>
+#include <pleat/core/error.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// What no shard boundary may cut. A row is one index of all axes but the last (one element where there is one axis or
+/// none), a matrix one index of all axes but the last two. A granule larger than an equal share of the unit falls back
+/// to rows when `or_rows` is set; otherwise it is an error (F01).
+struct Granule {
+  enum class Kind : unsigned char { element, rows, matrix, whole };
+
+  Kind kind = Kind::element;
+  std::int64_t block_rows = 1;
+  bool or_rows = false;
+
+  static constexpr Granule element() { return {}; }
+  static constexpr Granule row() { return {Kind::rows}; }
+  static constexpr Granule rows(std::int64_t k) { return {Kind::rows, k}; }
+  static constexpr Granule matrix() { return {Kind::matrix}; }
+  static constexpr Granule whole() { return {Kind::whole}; }
+  constexpr Granule or_else_rows() const { return {kind, block_rows, true}; }
+
+  constexpr std::int64_t elems(std::span<const std::int64_t> shape) const;
+};
+
+/// One parameter of a unit.
+struct ParamSpec {
+  std::string name = {};
+  /// Extents, empty for a scalar; of one expert where `experts` is set.
+  std::vector<std::int64_t> shape = {};
+  /// Number of local experts, each with a parameter of this shape; 0 for a parameter that is no expert's. All
+  /// parameters of a unit have the same number: the unit holds everything of expert 0, then everything of expert 1.
+  std::int64_t experts = 0;
+  Granule granule = {};
+  /// Gathered like the others, but without gradient and never updated.
+  bool frozen = false;
+  /// An earlier parameter of the unit whose storage, gradient and flags this one shares; -1 for none.
+  int tied_to = -1;
+  bool weight_decay = true;
+  /// How many pipeline stages hold this parameter with the same gradient (a tied embedding: 2). The norm counts it
+  /// once.
+  int copies = 1;
+};
+
+struct LayoutOptions {
+  /// Segments start at multiples of this; an equal share of the unit is a multiple too.
+  std::int64_t alignment_elems = 128;
+  /// Boundaries b[0..shard_count] in place of the equal split: 0 first, ascending, the last at or past the end of the
+  /// last parameter. Borrowed for the call. A boundary inside a granule moves up to its end, as with the equal split.
+  std::span<const std::int64_t> boundaries = {};
+};
+
+/// A parameter's place in the unit's buffer.
+struct ParamPlace {
+  ParamSpec spec;
+  /// Where its elements begin, for expert 0; expert e's lie e * UnitLayout::expert_stride further.
+  std::int64_t offset = 0;
+  /// Elements of one expert, or of the parameter that is no expert's.
+  std::int64_t elems = 0;
+  std::int64_t granule_elems = 1;
+};
+
+/// A contiguous part of a parameter that a shard holds. `param_begin` counts in the parameter's own row-major
+/// [experts, shape...]; `shard_begin` counts from the start of the shard.
+struct Piece {
+  int param = 0;
+  std::int64_t param_begin = 0;
+  std::int64_t shard_begin = 0;
+  std::int64_t elems = 0;
+  friend constexpr bool operator==(const Piece&, const Piece&) = default;
+};
+
+/// A range of elements.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t elems = 0;
+  friend constexpr bool operator==(const Range&, const Range&) = default;
+};
+
+/// The one definition of a unit's geometry, in elements, so that it serves every dtype. A value: pure, without pointers
+/// and the same on every rank. Padding between parameters and at the end belongs to shards, but to no piece.
+struct UnitLayout {
+  std::vector<ParamPlace> params;
+  std::int64_t experts = 0;        // 0: no expert unit
+  std::int64_t expert_stride = 0;  // elements from an expert's parameters to the next expert's
+  std::vector<std::int64_t> boundaries;
+
+  constexpr std::int64_t total_elems() const { return boundaries.back(); }
+  constexpr int shard_count() const { return static_cast<int>(boundaries.size()) - 1; }
+  constexpr std::int64_t shard_begin(int rank) const { return boundaries[static_cast<std::size_t>(rank)]; }
+  constexpr std::int64_t shard_elems(int rank) const { return shard_begin(rank + 1) - shard_begin(rank); }
+  constexpr std::int64_t max_shard_elems() const {
+    std::int64_t most = 0;
+    for (int r = 0; r < shard_count(); ++r) most = std::max(most, shard_elems(r));
+    return most;
+  }
+  /// The parameter whose storage `param` uses: itself, or what it is tied to.
+  constexpr int storage_of(int param) const {
+    const int tied_to = place(param).spec.tied_to;
+    return tied_to < 0 ? param : storage_of(tied_to);
+  }
+  constexpr const ParamPlace& place(int param) const { return params[static_cast<std::size_t>(param)]; }
+  constexpr bool trains() const {
+    return std::any_of(params.begin(), params.end(), [](const ParamPlace& p) { return !p.spec.frozen; });
+  }
+  /// How many parts of the buffer hold the unit's parameters: one per expert and parameter.
+  constexpr std::int64_t block_count() const { return std::max<std::int64_t>(experts, 1); }
+
+  /// Calls f(param, expert, begin) for each part of the buffer that has storage, ascending.
+  template <class F>
+  constexpr void for_each_segment(F f) const {
+    for (std::int64_t e = 0; e < block_count(); ++e) {
+      for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+        if (place(p).spec.tied_to < 0) f(p, e, place(p).offset + e * expert_stride);
+      }
+    }
+  }
+
+  /// What the shard of `rank` holds, ascending.
+  constexpr std::vector<Piece> pieces(int rank) const {
+    const std::int64_t shard_first = shard_begin(rank);
+    const std::int64_t shard_last = shard_begin(rank + 1);
+    std::vector<Piece> held;
+    for_each_segment([&](int p, std::int64_t expert, std::int64_t begin) {
+      const std::int64_t elems = place(p).elems;
+      const std::int64_t first = std::max(begin, shard_first);
+      const std::int64_t last = std::min(begin + elems, shard_last);
+      if (first < last) held.push_back({p, expert * elems + first - begin, first - shard_first, last - first});
+    });
+    return held;
+  }
+};
+
+/// A trainable part of a shard, as device code reads it; `begin` counts from the start of the shard.
+struct UpdatePiece {
+  std::int64_t begin;
+  std::int64_t elems;
+  /// Its squares' weight in the gradient norm: one over the number of ranks that hold the same gradient.
+  double norm_weight;
+  bool weight_decay;
+};
+
+/// This rank's shard of one unit in device memory, as an optimizer takes it; borrowed from the operation that owns it.
+struct ShardMemory {
+  void* master;    // [elems] of master_dtype
+  void* gradient;  // [elems] of master_dtype; null when the unit has nothing to train
+  void* compute;   // [elems] of compute_dtype, what is gathered; null when the master itself is gathered
+  DType master_dtype;
+  DType compute_dtype;
+  std::int64_t elems;
+  const UpdatePiece* pieces;  // [piece_count], device memory
+  std::int64_t piece_count;
+};
+
+/// Where the trainable pieces among `pieces` lie in the shard, neighbours joined.
+constexpr std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<const Piece> pieces) {
+  std::vector<Range> ranges;
+  for (const Piece& piece : pieces) {
+    if (unit.place(piece.param).spec.frozen) continue;
+    if (!ranges.empty() && ranges.back().begin + ranges.back().elems == piece.shard_begin) {
+      ranges.back().elems += piece.elems;
+    } else {
+      ranges.push_back({piece.shard_begin, piece.elems});
+    }
+  }
+  return ranges;
+}
+
+constexpr std::int64_t elems_of(std::span<const std::int64_t> shape) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) product *= extent;
+  return product;
+}
+constexpr std::int64_t Granule::elems(std::span<const std::int64_t> shape) const {
+  const auto trailing = [&](std::size_t axes) { return elems_of(shape.last(std::min(axes, shape.size()))); };
+  const std::int64_t row = shape.size() < 2 ? 1 : trailing(1);
+  switch (kind) {
+    case Kind::element:
+      return 1;
+    case Kind::rows:
+      return block_rows * row;
+    case Kind::matrix:
+      return trailing(2);
+    case Kind::whole:
+      return elems_of(shape);
+  }
+  return 1;
+}
+
+namespace detail {
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+constexpr void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
+  const ParamSpec& spec = specs[i];
+  for (const std::int64_t extent : spec.shape) {
+    if (extent < 0)
+      fail<shape_error>("pleat[F03]: parameter ", spec.name, " has an extent of ", extent, "; extents are 0 or more");
+  }
+  if (spec.granule.block_rows < 1 || spec.copies < 1) {
+    fail<shape_error>("pleat[F03]: parameter ", spec.name, " has a granule of ", spec.granule.block_rows, " rows and ",
+                      spec.copies, " copies; both are 1 or more");
+  }
+  if (spec.experts != specs[0].experts || spec.experts < 0) {
+    fail<shape_error>("pleat[F03]: parameter ", spec.name, " has ", spec.experts, " experts, ", specs[0].name, " has ",
+                      specs[0].experts, "; all parameters of a unit have the same number, 0 outside expert units");
+  }
+  if (spec.tied_to < 0) return;
+  if (spec.tied_to >= static_cast<int>(i) || specs[static_cast<std::size_t>(spec.tied_to)].shape != spec.shape) {
+    fail<shape_error>("pleat[F04]: parameter ", spec.name, " (number ", i, " of its unit) is tied to number ",
+                      spec.tied_to, "; it must be one of the parameters before it, of the same shape");
+  }
+}
+
+/// The first place at or above `boundary` that is inside no granule.
+constexpr std::int64_t outside_granules(const UnitLayout& unit, std::int64_t boundary) {
+  std::int64_t moved = boundary;
+  unit.for_each_segment([&](int p, std::int64_t, std::int64_t begin) {
+    const ParamPlace& place = unit.place(p);
+    if (boundary <= begin || boundary >= begin + place.elems) return;
+    moved = begin + std::min(round_up(boundary - begin, place.granule_elems), place.elems);
+  });
+  return moved;
+}
+}  // namespace detail
+
+/// Lays a unit out for `shard_count` ranks: parameters in order at aligned offsets, equal shards unless granules or the
+/// caller say otherwise. Pure.
+/// Errors: shape_error F01 for a granule larger than an equal share, F02 for boundaries of the caller that do not cover
+/// the unit, F03 for extents, experts, counts or an alignment that cannot be, F04 for a tie that does not fit.
+constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count, const LayoutOptions& options = {}) {
+  const std::int64_t alignment = options.alignment_elems;
+  if (shard_count < 1 || alignment < 1) {
+    fail<shape_error>("pleat[F03]: a unit over ", shard_count, " ranks with an alignment of ", alignment,
+                      " elements; both are 1 or more");
+  }
+  UnitLayout unit;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    detail::check_spec(specs, i);
+    ParamPlace place{specs[i], detail::round_up(end, alignment), elems_of(specs[i].shape), 1};
+    if (specs[i].tied_to >= 0) {
+      const ParamPlace& target = unit.place(unit.storage_of(specs[i].tied_to));
+      place.offset = target.offset;
+      place.spec.frozen = target.spec.frozen;
+    } else {
+      end = place.offset + place.elems;
+    }
+    unit.params.push_back(std::move(place));
+  }
+  unit.experts = specs.empty() ? 0 : specs[0].experts;
+  unit.expert_stride = unit.experts == 0 ? 0 : detail::round_up(end, alignment);
+  end += (unit.block_count() - 1) * unit.expert_stride;
+  const std::int64_t share = detail::round_up(end, alignment * shard_count) / shard_count;
+
+  const bool equal_split = options.boundaries.empty();
+  for (ParamPlace& place : unit.params) {
+    const ParamSpec& spec = place.spec;
+    std::int64_t granule = std::min(spec.granule.elems(spec.shape), place.elems);
+    if (equal_split && granule > share && spec.granule.or_rows)
+      granule = std::min(Granule::row().elems(spec.shape), place.elems);
+    if (equal_split && granule > share) {
+      fail<shape_error>("pleat[F01]: a granule of parameter ", spec.name, " has ", granule, " elements, more than the ",
+                        share, " of an equal share over ", shard_count,
+                        " ranks; take a smaller granule, or_else_rows(), or fewer ranks");
+    }
+    place.granule_elems = std::max<std::int64_t>(granule, 1);
+  }
+
+  if (equal_split) {
+    for (int r = 0; r <= shard_count; ++r) unit.boundaries.push_back(r * share);
+  } else {
+    const auto given = options.boundaries;
+    if (given.size() != static_cast<std::size_t>(shard_count) + 1 || given.front() != 0 || given.back() < end ||
+        !std::is_sorted(given.begin(), given.end())) {
+      fail<shape_error>("pleat[F02]: boundaries ", List<std::int64_t>{given.data(), given.size()},
+                        " do not cover a unit of ", end, " elements over ", shard_count, " ranks; give ",
+                        shard_count + 1, " ascending values from 0 to at least ", end);
+    }
+    unit.boundaries.assign(given.begin(), given.end());
+  }
+  for (std::int64_t& boundary : unit.boundaries) boundary = detail::outside_granules(unit, boundary);
+  return unit;
+}
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,84 @@
+// AdamW on shards: moments of the shard's own elements, no communication.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <pleat/comm/memory.hpp>
+#include <pleat/core/carve.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/optim/leaf.hpp>
+
+namespace pleat::inline v0::optim {
+
+/// First and second moment of one unit's shard: [shard elements] of the master's dtype.
+struct Moments {
+  void* first;
+  void* second;
+};
+
+/// The plan of AdamW for units whose shards have `shard_elems` elements at most; 0 for one that does not train.
+struct AdamwPlan {
+  std::vector<std::int64_t> shard_elems;
+  DType master = DType::f32;
+  AdamwOptions options;
+
+  std::vector<Moments> carve(Carver& persistent) const {
+    std::vector<Moments> moments;
+    for (const std::int64_t elems : shard_elems) {
+      const std::size_t bytes = static_cast<std::size_t>(elems) * size_bytes(master);
+      void* const first = persistent.take_bytes(bytes);
+      moments.push_back({first, persistent.take_bytes(bytes)});
+    }
+    return moments;
+  }
+  Footprint footprint() const {
+    Carver persistent;
+    carve(persistent);
+    return {.persistent = persistent.used_bytes()};
+  }
+};
+
+/// Plans AdamW for units of parameters with masters of dtype `master`. Pure.
+inline AdamwPlan plan_adamw(std::span<const fsdp::UnitLayout> units, DType master, const AdamwOptions& options = {}) {
+  AdamwPlan plan{{}, master, options};
+  for (const fsdp::UnitLayout& unit : units) plan.shard_elems.push_back(unit.trains() ? unit.max_shard_elems() : 0);
+  return plan;
+}
+
+template <executor Executor>
+class Adamw {
+ public:
+  using stream_type = typename Executor::stream_type;
+  using leaf = optim_leaf<typename Executor::device_type>;
+
+  Adamw(const AdamwPlan& plan, Executor executor, Block persistent) : options_(plan.options) {
+    Carver memory(persistent);
+    moments_ = plan.carve(memory);
+    executor.zero(persistent.data, memory.used_bytes(), {});
+  }
+
+  /// One step with learning rate `lr` on this rank's shards, the planned units in order: masters, moments and compute
+  /// copies are updated, or left as they are where `scale` (device memory) says so. Reads and writes in the order of
+  /// `s`; no communication.
+  void step(std::span<const fsdp::ShardMemory> shards, const StepScale* scale, double lr, stream_type s) {
+    for (std::size_t u = 0; u < shards.size(); ++u) {
+      leaf::adamw(shards[u], moments_[u].first, moments_[u].second, options_, lr, scale, s);
+    }
+  }
+
+  /// The moments of each unit's shard, for checkpoints.
+  std::span<const Moments> moments() const { return moments_; }
+
+ private:
+  AdamwOptions options_;
+  std::vector<Moments> moments_;
+};
+
+/// Binds a plan; `persistent` has footprint().persistent bytes, is borrowed, and is zeroed here.
+template <executor Executor>
+Adamw<Executor> bind(const AdamwPlan& plan, Executor executor, Block persistent) {
+  return {plan, executor, persistent};
+}
+
+}  // namespace pleat::inline v0::optim

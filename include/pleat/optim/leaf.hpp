@@ -1,0 +1,74 @@
+// What optimizers compute on a device: the primary template of their leaves, and the values of a step that stay there.
+#pragma once
+
+#include <cstdint>
+
+#include <pleat/core/executor.hpp>
+#include <pleat/fsdp/layout.hpp>
+
+namespace pleat::inline v0::optim {
+
+/// What one rank adds to a step besides gradients; lives in the caller's device memory, zeroed by the caller before the
+/// step's first micro-batch. Sums over the rank's own target tokens, so that each token of the global batch is in the
+/// sum of exactly one rank.
+struct StepSums {
+  double loss = 0;
+  double tokens = 0;
+  /// 0, or the status of an operation that failed on this rank.
+  double status = 0;
+};
+
+/// What every rank knows after the step's one reduction, in device memory; the same bits on every rank.
+struct StepScale {
+  /// Euclidean norm of the mean gradient of the global batch, before clipping; each parameter counts once.
+  double norm = 0;
+  /// What gradient sums are multiplied with: clip coefficient / tokens.
+  double scale = 0;
+  /// Mean loss over the global batch.
+  double loss = 0;
+  double tokens = 0;
+  /// The largest status of any rank.
+  double status = 0;
+  /// Steps applied so far, this one included when `finite`.
+  std::int64_t step = 0;
+  /// Steps left out so far because their norm was not finite.
+  std::int64_t skipped = 0;
+  /// 1 when the step is applied; 0 when the norm is not finite (or no rank had a token): parameters stay as they are.
+  std::int64_t finite = 0;
+};
+
+/// One rank's terms of StepScale.
+struct StepPartial {
+  double sum_of_squares = 0;
+  StepSums sums;
+};
+
+/// Hyperparameters of AdamW. source: Loshchilov and Hutter, Decoupled Weight Decay Regularization.
+struct AdamwOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+}  // namespace pleat::inline v0::optim
+
+namespace pleat::inline v0 {
+
+/// Leaves of the optimizers; specialized per device. Static members, ordered on the stream:
+/// - `sum_of_squares(double* sum, const fsdp::ShardMemory& shard, s)`: *sum += norm_weight * sum of g^2 over the pieces
+///   of the shard, in float64, in a fixed order.
+/// - `finish_step(StepScale* step, const StepPartial* partials, int ranks, double max_norm, s)`: adds partials[ranks]
+/// in
+///   rank order. With t tokens, norm = sqrt(sum of squares) / t and scale = min(1, max_norm / (norm + 1e-6)) / t,
+///   without the first factor when max_norm is 0; counts the step as applied or skipped.
+/// - `adamw(const fsdp::ShardMemory& shard, void* m, void* v, const AdamwOptions& options, double lr, const StepScale*
+///   step, s)`: one step on the pieces of the shard, none when the step is skipped. m, v [shard.elems] of master_dtype.
+template <class DeviceType>
+struct optim_leaf {
+  static_assert(detail::no_device<DeviceType>,
+                "pleat[T03]: no optimizer leaves for this device: include pleat/optim/host/leaf.hpp or "
+                "pleat/optim/cuda/leaf.cuh");
+};
+
+}  // namespace pleat::inline v0
