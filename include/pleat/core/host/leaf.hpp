@@ -19,7 +19,7 @@ struct core_leaf<host_device> {
         using In = typename decltype(in_type)::type;
         auto* to = static_cast<Out*>(out);
         const auto* from = static_cast<const In*>(in);
-        for (std::size_t i = 0; i < elems; ++i) to[i] = rounded<Out>(from[i]);
+        for (std::size_t i = 0; i < elems; ++i) to[i] = static_cast<Out>(from[i]);
       });
     });
   }
@@ -35,7 +35,7 @@ struct core_leaf<host_device> {
         for (std::size_t i = 0; i < elems; ++i) {
           Sum sum = 0;
           for (const void* part : parts) sum += static_cast<Sum>(static_cast<const Part*>(part)[i]);
-          to[i] = rounded<Out>(accumulate ? static_cast<Sum>(to[i]) + sum : sum);
+          to[i] = static_cast<Out>(accumulate ? static_cast<Sum>(to[i]) + sum : sum);
         }
       });
     });
@@ -48,16 +48,6 @@ struct core_leaf<host_device> {
       for (std::size_t i = 0; i < elems; ++i) sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
     });
     *out = accumulate ? *out + sum : sum;
-  }
-
- private:
-  template <class Out, class In>
-  static Out rounded(In value) {
-    if constexpr (std::is_same_v<Out, bfloat16>) {
-      return bfloat16(static_cast<float>(value));
-    } else {
-      return static_cast<Out>(value);
-    }
   }
 };
 
