@@ -1,0 +1,270 @@
+// The local attention kernel on the host: the oracle of the others, in plain loops over rows.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include <pleat/attention/local_kernel.hpp>
+#include <pleat/core/dtype.hpp>
+#include <pleat/core/host/executor.hpp>
+
+namespace pleat::inline v0 {
+
+namespace detail {
+/// The rows of a tensor [batch, tokens, heads, dim] of any strides but the last.
+template <class T>
+struct HeadRows {
+  explicit HeadRows(const TensorRef& t)
+      : data(t.as<T>()), batch_stride(t.stride(0)), token_stride(t.stride(1)), head_stride(t.stride(2)) {}
+  T* at(std::int64_t batch, std::int64_t token, std::int64_t head) const {
+    return data + batch * batch_stride + token * token_stride + head * head_stride;
+  }
+  T* data;
+  std::int64_t batch_stride, token_stride, head_stride;
+};
+/// The numbers of a tensor [batch, heads, tokens], one per row of queries.
+template <class T>
+struct RowStatistics {
+  explicit RowStatistics(const TensorRef& t)
+      : data(t.as<T>()), batch_stride(t.stride(0)), head_stride(t.stride(1)), token_stride(t.stride(2)) {}
+  T& at(std::int64_t batch, std::int64_t token, std::int64_t head) const {
+    return data[batch * batch_stride + token * token_stride + head * head_stride];
+  }
+  T* data;
+  std::int64_t batch_stride, head_stride, token_stride;
+};
+
+/// <x, y> over `n` elements: eight partial sums, which a compiler keeps in vector registers without changing the
+/// result.
+template <class A, class X, class Y>
+A dot(const X* x, const Y* y, std::int64_t n) {
+  constexpr int lanes = 8;
+  A part[lanes] = {};
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int lane = 0; lane < lanes; ++lane) part[lane] += static_cast<A>(x[i + lane]) * static_cast<A>(y[i + lane]);
+  }
+  A sum = 0;
+  for (; i < n; ++i) sum += static_cast<A>(x[i]) * static_cast<A>(y[i]);
+  for (int lane = 0; lane < lanes; ++lane) sum += part[lane];
+  return sum;
+}
+/// y += a * x
+template <class A, class X>
+void add_scaled(A* y, A a, const X* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] += a * static_cast<A>(x[i]);
+}
+template <class A, class X>
+void add(A* y, const X* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+}  // namespace detail
+
+template <>
+struct attention_leaf<host_device> {
+  /// The largest qk_dim of the backward pass, and the largest v_dim: one row of each gradient stands on the stack.
+  static constexpr std::int64_t max_head_dim = 1024;
+
+  static void forward(const AttentionForward& a, HostStream) {
+    dispatch_dtype(FloatTypes{}, a.q.dtype(), [&](auto type) { forward_as<typename decltype(type)::type>(a); });
+  }
+
+  static void delta(const TensorRef& delta, const TensorRef& out, const TensorRef& dout, HostStream) {
+    dispatch_dtype(FloatTypes{}, out.dtype(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      using A = accumulator_t<T>;
+      const detail::HeadRows<const T> outs(out), douts(dout);
+      const detail::RowStatistics<A> deltas(delta);
+      for_each_row(out, [&](auto... row) {
+        deltas.at(row...) = detail::dot<A>(outs.at(row...), douts.at(row...), out.extent(3));
+      });
+    });
+  }
+
+  static void backward(const AttentionBackward& a, HostStream) {
+    if (a.q.extent(3) > max_head_dim || a.v.extent(3) > max_head_dim) {
+      fail<shape_error>("pleat[A06]: qk_dim=", a.q.extent(3), ", v_dim=", a.v.extent(3),
+                        ": the host kernel takes head dims up to ", max_head_dim);
+    }
+    dispatch_dtype(FloatTypes{}, a.q.dtype(), [&](auto type) { backward_as<typename decltype(type)::type>(a); });
+  }
+
+  static void store(const TensorRef& out, const TensorRef& acc, HostStream) {
+    dispatch_dtype(FloatTypes{}, out.dtype(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      const detail::HeadRows<T> outs(out);
+      const detail::HeadRows<const accumulator_t<T>> accs(acc);
+      for_each_row(out, [&](auto... row) { round_row(outs.at(row...), accs.at(row...), out.extent(3)); });
+    });
+  }
+
+ private:
+  /// f(batch, token, head) for each row of a tensor [batch, tokens, heads, dim].
+  template <class F>
+  static void for_each_row(const TensorRef& t, F f) {
+    for (std::int64_t b = 0; b < t.extent(0); ++b) {
+      for (std::int64_t token = 0; token < t.extent(1); ++token) {
+        for (std::int64_t h = 0; h < t.extent(2); ++h) f(b, token, h);
+      }
+    }
+  }
+  template <class T, class A>
+  static void round_row(T* out, const A* acc, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(acc[i]);
+  }
+  template <class A>
+  static void zero(const TensorRef& t) {
+    const detail::HeadRows<A> rows(t);
+    for_each_row(t, [&](auto... row) { std::fill_n(rows.at(row...), t.extent(3), A{0}); });
+  }
+
+  /// One call for dtype T; the tensors as rows.
+  template <class T>
+  struct Forward {
+    using A = accumulator_t<T>;
+    static constexpr A nothing = -std::numeric_limits<A>::infinity();
+
+    explicit Forward(const AttentionForward& a)
+        : q(a.q),
+          k(a.k),
+          v(a.v),
+          o_acc(a.o_acc),
+          lse(a.lse),
+          scale(static_cast<A>(a.scale)),
+          group(a.q.extent(2) / a.k.extent(2)),
+          qk_dim(a.q.extent(3)),
+          v_dim(a.v.extent(3)) {}
+
+    /// Takes the keys [begin, end) into the running result of one query row.
+    void see(std::int64_t b, std::int64_t query, std::int64_t h, std::int64_t begin, std::int64_t end) const {
+      constexpr std::int64_t tile = 64;
+      A score[tile];
+      const T* q_row = q.at(b, query, h);
+      A* o = o_acc.at(b, query, h);
+      A& row_lse = lse.at(b, query, h);
+      A peak = row_lse;
+      A weight = row_lse == nothing ? 0 : 1;
+      for (; begin < end; begin += tile) {
+        const std::int64_t count = std::min(tile, end - begin);
+        const A old_peak = peak;
+        for (std::int64_t j = 0; j < count; ++j) {
+          score[j] = scale * detail::dot<A>(q_row, k.at(b, begin + j, h / group), qk_dim);
+          peak = std::max(peak, score[j]);
+        }
+        const A shift = peak == nothing ? 0 : peak;  // nothing - nothing would be NaN
+        const A keep = std::exp(old_peak - shift);
+        weight *= keep;
+        for (std::int64_t d = 0; d < v_dim; ++d) o[d] *= keep;
+        for (std::int64_t j = 0; j < count; ++j) {
+          const A p = std::exp(score[j] - shift);
+          weight += p;
+          detail::add_scaled(o, p, v.at(b, begin + j, h / group), v_dim);
+        }
+      }
+      if (weight == 0) return;  // all scores are -inf: as if no key were seen
+      for (std::int64_t d = 0; d < v_dim; ++d) o[d] /= weight;
+      row_lse = peak + std::log(weight);
+    }
+
+    detail::HeadRows<const T> q, k, v;
+    detail::HeadRows<A> o_acc;
+    detail::RowStatistics<A> lse;
+    A scale;
+    std::int64_t group, qk_dim, v_dim;
+  };
+
+  template <class T>
+  static void forward_as(const AttentionForward& a) {
+    const Forward<T> f(a);
+    if (a.first) {
+      for_each_row(a.q, [&](auto... row) {
+        std::fill_n(f.o_acc.at(row...), f.v_dim, 0);
+        f.lse.at(row...) = f.nothing;
+      });
+    }
+    for (std::int64_t b = 0; b < a.q.extent(0); ++b) {
+      for (std::int64_t h = 0; h < a.q.extent(2); ++h) {
+        for (const Rectangle& r : a.work) {
+          for (std::int64_t query = r.q0; query < r.q1; ++query) {
+            if (r.keys_end(query) > r.k0) f.see(b, query, h, r.k0, r.keys_end(query));
+          }
+        }
+      }
+    }
+    if (a.last) {
+      const detail::HeadRows<T> out(a.out);
+      for_each_row(a.q, [&](auto... row) { round_row(out.at(row...), f.o_acc.at(row...), f.v_dim); });
+    }
+  }
+
+  template <class T>
+  struct Backward {
+    using A = accumulator_t<T>;
+
+    explicit Backward(const AttentionBackward& a)
+        : q(a.q),
+          k(a.k),
+          v(a.v),
+          dout(a.dout),
+          lse(a.lse),
+          delta(a.delta),
+          dq(a.dq),
+          dk(a.dk),
+          dv(a.dv),
+          work(a.work),
+          scale(static_cast<A>(a.scale)),
+          group(a.q.extent(2) / a.k.extent(2)),
+          qk_dim(a.q.extent(3)),
+          v_dim(a.v.extent(3)) {}
+
+    /// All that key-value head `kv_head` of `key` takes part in.
+    void visit_key(std::int64_t b, std::int64_t key, std::int64_t kv_head) const {
+      A dk_row[max_head_dim];
+      A dv_row[max_head_dim];
+      std::fill_n(dk_row, qk_dim, A{0});
+      std::fill_n(dv_row, v_dim, A{0});
+      for (const Rectangle& r : work) {
+        if (key < r.k0 || key >= r.k1) continue;
+        for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          for (std::int64_t query = r.queries_begin(key); query < r.q1; ++query) {
+            visit_pair(b, query, h, k.at(b, key, kv_head), v.at(b, key, kv_head), dk_row, dv_row);
+          }
+        }
+      }
+      detail::add(dk.at(b, key, kv_head), dk_row, qk_dim);
+      detail::add(dv.at(b, key, kv_head), dv_row, v_dim);
+    }
+
+    void visit_pair(std::int64_t b, std::int64_t query, std::int64_t h, const T* k_row, const T* v_row, A* dk_row,
+                    A* dv_row) const {
+      const A row_lse = lse.at(b, query, h);
+      if (row_lse == -std::numeric_limits<A>::infinity()) return;
+      const T* q_row = q.at(b, query, h);
+      const T* dout_row = dout.at(b, query, h);
+      const A p = std::exp(scale * detail::dot<A>(q_row, k_row, qk_dim) - row_lse);
+      const A ds = scale * p * (detail::dot<A>(dout_row, v_row, v_dim) - delta.at(b, query, h));
+      detail::add_scaled(dv_row, p, dout_row, v_dim);
+      detail::add_scaled(dk_row, ds, q_row, qk_dim);
+      detail::add_scaled(dq.at(b, query, h), ds, k_row, qk_dim);
+    }
+
+    detail::HeadRows<const T> q, k, v, dout;
+    detail::RowStatistics<const A> lse, delta;
+    detail::HeadRows<A> dq, dk, dv;
+    std::span<const Rectangle> work;
+    A scale;
+    std::int64_t group, qk_dim, v_dim;
+  };
+
+  template <class T>
+  static void backward_as(const AttentionBackward& a) {
+    using A = accumulator_t<T>;
+    if (!a.accumulate_dq) zero<A>(a.dq);
+    if (!a.accumulate_dk) zero<A>(a.dk);
+    if (!a.accumulate_dv) zero<A>(a.dv);
+    const Backward<T> f(a);
+    for_each_row(a.k, [&](std::int64_t b, std::int64_t key, std::int64_t kv_head) { f.visit_key(b, key, kv_head); });
+  }
+};
+
+}  // namespace pleat::inline v0

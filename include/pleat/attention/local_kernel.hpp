@@ -1,0 +1,66 @@
+// The contract of the local attention kernel: what a device computes of one block of keys, inside the ring or alone.
+#pragma once
+
+#include <span>
+
+#include <pleat/attention/work.hpp>
+#include <pleat/core/device.hpp>
+#include <pleat/core/executor.hpp>
+#include <pleat/tensor/tensor_ref.hpp>
+
+namespace pleat::inline v0 {
+
+/// One call of the forward kernel. Tensors of the dtype T: any strides (64-bit offsets) with a contiguous last axis.
+/// Query head h reads key-value head `h / (q_heads / kv_heads)`. Softmax weights are exp(scale * <q, k>), normalized
+/// over all keys that a query sees in a sequence of calls; the running result is kept normalized, so that a call
+/// resumes an earlier one: maximum = LSE, sum of weights = 1.
+struct AttentionForward {
+  TensorRef q;                      // [batch, q_tokens, q_heads, qk_dim] T
+  TensorRef k;                      // [batch, k_tokens, kv_heads, qk_dim] T
+  TensorRef v;                      // [batch, k_tokens, kv_heads, v_dim] T
+  std::span<const Rectangle> work;  // host memory; the same for each batch entry; no (query, key) pair twice
+  double scale = 1;
+  TensorRef o_acc;    // [batch, q_tokens, q_heads, v_dim] accumulator_t<T>, in and out
+  TensorRef lse;      // [batch, q_heads, q_tokens] accumulator_t<T>, in and out: natural log; -inf: has seen no key yet
+  TensorRef out;      // [batch, q_tokens, q_heads, v_dim] T, all rows written when `last`; not touched otherwise
+  bool first = true;  // nothing is resumed: o_acc and lse are written in all rows, covered by the work or not
+  bool last = true;   // o_acc holds nothing of use afterwards
+};
+
+/// One call of the backward kernel: the gradients that the pairs of `work` contribute. `lse` and `delta` are those of
+/// the complete sequence, not of this block. A query that sees no key (lse -inf) gets and gives 0.
+/// `accumulate_x`: the contribution is added to dx; otherwise dx is overwritten, also in rows that no rectangle covers.
+/// dk and dv get a finished contribution, added once, so that their bits do not depend on how a kernel is tiled.
+/// source: FlashAttention-2, arXiv 2307.08691, algorithm 2: P = exp(scale q k - lse), dV = P^T dO, dS = P (dO v -
+/// delta), dQ = scale dS K, dK = scale dS^T Q.
+struct AttentionBackward {
+  TensorRef q, k, v;                // as in forward
+  TensorRef dout;                   // [batch, q_tokens, q_heads, v_dim] T
+  TensorRef lse;                    // [batch, q_heads, q_tokens] accumulator_t<T>
+  TensorRef delta;                  // [batch, q_heads, q_tokens] accumulator_t<T>
+  std::span<const Rectangle> work;  // as in forward
+  double scale = 1;
+  TensorRef dq;  // [batch, q_tokens, q_heads, qk_dim] accumulator_t<T>
+  TensorRef dk;  // [batch, k_tokens, kv_heads, qk_dim] accumulator_t<T>
+  TensorRef dv;  // [batch, k_tokens, kv_heads, v_dim] accumulator_t<T>
+  bool accumulate_dq = false;
+  bool accumulate_dk = false;
+  bool accumulate_dv = false;
+  bool deterministic = true;  // false allows dq an order of its own; dk and dv are always reproducible
+};
+
+/// The local kernel of a device; specialize it to bring your own. Static members, ordered on the stream `s`:
+/// - `forward(const AttentionForward&, s)`
+/// - `delta(delta, out, dout, s)`: delta [batch, q_heads, q_tokens] = sum over v_dim of out * dout [batch, q_tokens,
+///   q_heads, v_dim], in accumulator_t.
+/// - `backward(const AttentionBackward&, s)`
+/// - `store(out, acc, s)`: out = acc rounded to the dtype of out; [batch, tokens, heads, dim], each with its own
+/// strides. Errors: shape_error A06 when a head dim is larger than the kernel takes.
+template <class DeviceType>
+struct attention_leaf {
+  static_assert(detail::no_device<DeviceType>,
+                "pleat[T03]: no attention kernel for this device: include pleat/attention/host/leaf.hpp or "
+                "pleat/attention/cuda/leaf.cuh");
+};
+
+}  // namespace pleat::inline v0
