@@ -1,0 +1,219 @@
+// The plan of a ring: who holds what, who computes what with whose block, and the memory it takes. No pointers.
+#pragma once
+
+#include <cmath>
+#include <optional>
+
+#include <pleat/attention/work.hpp>
+#include <pleat/comm/peer_access.hpp>
+#include <pleat/core/carve.hpp>
+#include <pleat/core/dtype.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/mesh/model_checks.hpp>
+#include <pleat/mesh/runtime_mesh.hpp>
+
+namespace pleat::inline v0::ring {
+
+/// How a sequence is split over the ranks of the cp group: `zigzag_spans` or `contiguous_spans`.
+enum class Layout : unsigned char { zigzag, contiguous };
+constexpr const char* name_of(Layout layout) {
+  return layout == Layout::zigzag ? "zigzag" : "contiguous";
+}
+
+/// One attention over `batch` sequences of `tokens` tokens each, counted over all ranks.
+struct Shape {
+  std::int64_t batch = 1;
+  std::int64_t tokens = 0;
+  int q_heads = 1;
+  int kv_heads = 1;  // divides q_heads
+  int qk_dim = 0;
+  int v_dim = 0;
+  DType dtype = DType::f32;
+  /// Boundaries of packed documents, ascending from 0; the tokens after the last are padding: output and gradients 0.
+  /// Empty: dense, each sequence one document. A packed stream may be of any length, a dense zigzag needs 2 * cp |
+  /// tokens.
+  std::vector<std::int64_t> cu_seqlens{};
+};
+
+struct Options {
+  bool causal = true;
+  std::optional<double> scale{};  // default 1 / sqrt(qk_dim)
+  Transport transport = Transport::collective;
+  std::optional<Layout> layout{};  // default: zigzag when causal, else contiguous
+  bool deterministic = true;
+};
+
+/// What every rank computes at every step: at step s rank c meets the block of rank c - s (cyclic). A value; the same
+/// on every rank.
+class Work {
+ public:
+  Work() = default;
+  Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal)
+      : cp_(static_cast<int>(spans.size())) {
+    blocks_.reserve(spans.size() * spans.size());
+    for (int rank = 0; rank < cp_; ++rank) {
+      for (int step = 0; step < cp_; ++step) {
+        const TokenSpans& keys = spans[static_cast<std::size_t>(owner(rank, step))];
+        blocks_.push_back(plan_block_work(spans[static_cast<std::size_t>(rank)], keys, step == 0, cu_seqlens, causal));
+      }
+    }
+  }
+
+  /// Whose block rank `rank` meets at `step`.
+  int owner(int rank, int step) const { return (rank - step + cp_) % cp_; }
+  /// Who meets the block of `rank` at `step`.
+  int reader(int rank, int step) const { return (rank + step) % cp_; }
+
+  const BlockWork& at(int rank, int step) const {
+    return blocks_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(cp_) + static_cast<std::size_t>(step)];
+  }
+  /// The last step at which `rank` has something to compute; 0 when there is none.
+  int last_step(int rank) const {
+    int step = cp_ - 1;
+    while (step > 0 && at(rank, step).rectangles.empty()) --step;
+    return step;
+  }
+  /// The rows of the block of `rank` that have a gradient once its readers of steps 1 .. `step` have added theirs.
+  TokenSpan summed_keys(int rank, int step) const {
+    TokenSpan rows;
+    for (int s = 1; s <= std::min(step, cp_ - 1); ++s) rows = hull(rows, at(reader(rank, s), s).keys);
+    return rows;
+  }
+
+ private:
+  int cp_ = 1;
+  std::vector<BlockWork> blocks_;  // [rank][step]
+};
+
+/// Made by `plan`; read its members freely.
+struct Plan {
+  int cp = 1;
+  Shape shape;
+  bool causal = true;
+  double scale = 1;
+  Transport transport = Transport::collective;
+  Layout layout = Layout::zigzag;
+  bool deterministic = true;
+  std::vector<TokenSpans> spans;  // of each rank
+  Work work;                      // of shape.cu_seqlens
+
+  std::int64_t local_tokens(int rank) const { return spans[static_cast<std::size_t>(rank)].tokens(); }
+  std::int64_t max_local_tokens() const {
+    std::int64_t most = 0;
+    for (const TokenSpans& rank : spans) most = std::max(most, rank.tokens());
+    return most;
+  }
+  /// The work of another packing of the same stream, for a call's `work` argument. Errors: A03.
+  Work documents(std::span<const std::int64_t> cu_seqlens) const {
+    check_documents(cu_seqlens, shape.tokens);
+    return Work(spans, cu_seqlens, causal);
+  }
+  /// Bytes per rank, the same on every rank.
+  Footprint footprint() const;
+};
+
+/// Plans attention over a cp group of `cp` ranks.
+/// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens); mesh_error M07 (dense zigzag).
+inline Plan plan(int cp, Shape shape, Options options = {}) {
+  if (shape.kv_heads < 1 || shape.q_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
+    fail<shape_error>("pleat[A01]: kv_heads=", shape.kv_heads, " must divide q_heads=", shape.q_heads,
+                      "; valid kv_heads: ", Divisors{shape.q_heads});
+  }
+  if (cp < 1 || shape.batch < 0 || shape.tokens < 0 || shape.qk_dim < 1 || shape.v_dim < 1) {
+    fail<shape_error>("pleat[A02]: cp=", cp, ", qk_dim=", shape.qk_dim, " and v_dim=", shape.v_dim,
+                      " must be at least 1, batch=", shape.batch, " and tokens=", shape.tokens, " at least 0");
+  }
+  Plan p;
+  p.cp = cp;
+  p.causal = options.causal;
+  p.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(shape.qk_dim)));
+  p.transport = options.transport;
+  p.layout = options.layout.value_or(options.causal ? Layout::zigzag : Layout::contiguous);
+  p.deterministic = options.deterministic;
+  const bool dense = shape.cu_seqlens.empty();
+  if (dense) {
+    if (p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
+    shape.cu_seqlens = {0, shape.tokens};
+  }
+  for (int rank = 0; rank < cp; ++rank) {
+    p.spans.push_back(p.layout == Layout::zigzag ? zigzag_spans(shape.tokens, cp, rank)
+                                                 : contiguous_spans(shape.tokens, cp, rank));
+  }
+  p.shape = std::move(shape);
+  p.work = p.documents(p.shape.cu_seqlens);
+  return p;
+}
+
+namespace detail {
+inline DType accumulator_of(const Plan& p) {
+  return accumulator(p.shape.dtype);
+}
+
+/// An untyped array of `heads` rows of `dim` per token, for the largest local block.
+inline std::byte* take_rows(Carver& memory, const Plan& p, int heads, int dim, DType dtype) {
+  return memory.take_bytes(static_cast<std::size_t>(p.shape.batch * p.max_local_tokens() * heads * dim) *
+                           size_bytes(dtype));
+}
+
+/// A pair of arrays, for keys and for values or their gradients: [batch, tokens, kv_heads, qk_dim or v_dim].
+struct BlockMemory {
+  std::byte* keys = nullptr;
+  std::byte* values = nullptr;
+};
+inline BlockMemory take_block(Carver& memory, const Plan& p, DType dtype) {
+  BlockMemory block;
+  block.keys = take_rows(memory, p, p.shape.kv_heads, p.shape.qk_dim, dtype);
+  block.values = take_rows(memory, p, p.shape.kv_heads, p.shape.v_dim, dtype);
+  return block;
+}
+
+/// Where blocks and sums of gradients arrive: two of each, whatever cp is. In the arena for peer access, else scratch.
+struct Slots {
+  static constexpr int count = 2;
+  BlockMemory blocks[count];
+  BlockMemory sums[count];
+};
+inline Slots take_slots(Carver& memory, const Plan& p) {
+  Slots slots;
+  if (p.cp == 1) return slots;
+  for (BlockMemory& block : slots.blocks) block = take_block(memory, p, p.shape.dtype);
+  for (BlockMemory& sum : slots.sums) sum = take_block(memory, p, accumulator_of(p));
+  return slots;
+}
+
+inline std::byte* take_forward_scratch(Carver& memory, const Plan& p) {
+  return take_rows(memory, p, p.shape.q_heads, p.shape.v_dim, accumulator_of(p));
+}
+
+struct BackwardScratch {
+  std::byte* delta;
+  std::byte* dq;
+  BlockMemory dkv;
+};
+inline BackwardScratch take_backward_scratch(Carver& memory, const Plan& p) {
+  BackwardScratch scratch;
+  scratch.delta = take_rows(memory, p, p.shape.q_heads, 1, accumulator_of(p));
+  scratch.dq = take_rows(memory, p, p.shape.q_heads, p.shape.qk_dim, accumulator_of(p));
+  scratch.dkv = take_block(memory, p, accumulator_of(p));
+  return scratch;
+}
+
+inline std::byte* take_saved(Carver& memory, const Plan& p) {
+  return take_rows(memory, p, p.shape.q_heads, 1, accumulator_of(p));
+}
+}  // namespace detail
+
+inline Footprint Plan::footprint() const {
+  Footprint bytes;
+  Carver slots, forward, backward, saved;
+  detail::take_slots(slots, *this);
+  detail::take_forward_scratch(forward, *this);
+  detail::take_backward_scratch(backward, *this);
+  detail::take_saved(saved, *this);
+  bytes.scratch = std::max(forward.used_bytes(), backward.used_bytes());
+  (transport == Transport::peer ? bytes.symmetric : bytes.scratch) += slots.used_bytes();
+  bytes.saved = saved.used_bytes();
+  return bytes;
+}
+
+}  // namespace pleat::inline v0::ring

@@ -1,0 +1,90 @@
+// The ring's peer transport: the owner of a block pushes what a reader needs into the reader's slot; signals are
+// credits.
+#pragma once
+
+#include <pleat/attention/ring_side.hpp>
+
+namespace pleat::inline v0::ring::detail {
+
+/// See RingSide for what the members mean. No transfer of keys and values depends on an earlier one, and only the keys
+/// that the reader's work needs travel.
+///
+/// Credits. The slot of step s is written by owner(s) and read by this rank; two steps later owner(s + 2) writes it.
+/// The reader signals *free* to exactly the rank that writes next, so one credit per (writer, reader) and call exists;
+/// at bind for steps 1 and 2. The slots of sums are written by the previous rank at steps 2 .. cp and by this rank
+/// itself at step 1, which needs no credit: order on its own streams is enough. No deadlock: a wait at step s is for
+/// what a peer does at a step before s.
+template <executor Executor, peer_access Peers>
+class RingPushes : public RingSide<Executor> {
+  using Base = RingSide<Executor>;
+  using Base::slot_of, Base::owner, Base::cp, Base::rank_, Base::work_, Base::executor_, Base::slots_, Base::plan_;
+  enum Channel : int { block_free, block_full, sum_free, sum_full };
+
+ public:
+  static constexpr int channels = 4;
+  using typename Base::StreamPair;
+
+  RingPushes(std::shared_ptr<const Plan> plan, const Executor& executor, Peers peers, typename Base::stream_type s)
+      : Base(plan, executor, peers.rank(), slots_at(*plan, peers, peers.rank())),
+        peers_(std::move(peers)),
+        computed_(executor.make_event()) {
+    for (int peer = 0; peer < cp(); ++peer) peer_slots_.push_back(slots_at(*plan_, peers_, peer));
+    for (int step = 1; step <= std::min(Slots::count, cp() - 1); ++step) {
+      peers_.signal(plan_->work.owner(rank_, step), block_free, s);
+    }
+    peers_.signal(this->previous(), sum_free, s);
+  }
+
+  void post(int step, const StreamPair& s) {
+    const int reader = work_->reader(rank_, step);
+    const TokenSpan keys = work_->at(reader, step).keys;
+    peers_.await(reader, block_free, s.comm);
+    this->copy(this->block_in(slots_of(reader), step, keys.size()), rows_of(this->own_, keys), s.comm);
+    peers_.signal(reader, block_full, s.comm);
+  }
+  KeyValueBlock arrive(int step, const StreamPair& s) {
+    peers_.await(owner(step), block_full, s.compute);
+    return this->block_in(slots_, step, work_->at(rank_, step).keys.size());
+  }
+  void release(int step, const StreamPair& s) {
+    const int after_next = step + Slots::count;
+    peers_.signal(owner(after_next < cp() ? after_next : first_with_slot_of(step)), block_free, s.compute);
+  }
+
+  KeyValueBlock sums(int step, const StreamPair& s) {
+    if (step > 1) peers_.await(this->previous(), sum_full, s.compute);
+    return this->sums_in(slots_, step, owner(step));
+  }
+  void pass(int step, const StreamPair& s) {
+    executor_.record(computed_, s.compute);
+    executor_.wait(s.comm, computed_);
+    const TokenSpan rows = work_->summed_keys(owner(step), step);
+    peers_.await(this->next(), sum_free, s.comm);
+    this->copy(rows_of(this->sums_in(slots_of(this->next()), step + 1, owner(step)), rows),
+               rows_of(this->sums_in(slots_, step, owner(step)), rows), s.comm);
+    peers_.signal(this->next(), sum_full, s.comm);
+    free_sums(step, s.comm);
+  }
+  void drop_sums(const StreamPair& s) { free_sums(cp(), s.compute); }
+
+ private:
+  static Slots slots_at(const Plan& plan, const Peers& peers, int peer) {
+    Carver memory(Block{peers.base(peer), plan.footprint().symmetric});
+    return take_slots(memory, plan);
+  }
+  const Slots& slots_of(int peer) const { return peer_slots_[static_cast<std::size_t>(peer)]; }
+  static constexpr int first_with_slot_of(int step) {
+    return step % Slots::count == 0 ? Slots::count : step % Slots::count;
+  }
+
+  /// The slot of `step` is next written by the previous rank, unless the next to write it is step 1 of the next call.
+  void free_sums(int step, typename Base::stream_type s) {
+    if (step + Slots::count <= cp() || first_with_slot_of(step) > 1) peers_.signal(this->previous(), sum_free, s);
+  }
+
+  Peers peers_;
+  std::vector<Slots> peer_slots_;
+  typename Base::Event computed_;  // compute: the sum that is passed next is complete
+};
+
+}  // namespace pleat::inline v0::ring::detail

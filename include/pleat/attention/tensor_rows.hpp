@@ -1,0 +1,78 @@
+// Rows of strided tensors: a part of one as a tensor, and copies between two by the executor's plain copies.
+#pragma once
+
+#include <array>
+
+#include <pleat/attention/zigzag.hpp>
+#include <pleat/core/executor.hpp>
+#include <pleat/tensor/tensor_ref.hpp>
+
+namespace pleat::inline v0::detail {
+
+/// The tokens `rows` of a tensor [batch, tokens, ...], as a view.
+inline TensorRef token_rows(const TensorRef& t, TokenSpan rows) {
+  auto* data = static_cast<std::byte*>(t.data());
+  TensorRef view(data + rows.begin * t.stride(1) * static_cast<std::int64_t>(size_bytes(t.dtype())), t.dtype(), {},
+                 t.device());
+  for (int axis = 0; axis < t.rank(); ++axis)
+    view.push_extent(axis == 1 ? rows.size() : t.extent(axis), t.stride(axis));
+  return view;
+}
+
+/// A copy between tensors of the same extents, as nested loops: axes that are one run in both are one axis.
+struct CopyAxes {
+  struct Axis {
+    std::int64_t extent, out_stride, in_stride;
+  };
+  CopyAxes(const TensorRef& out, const TensorRef& in) {
+    for (int axis = 0; axis < out.rank(); ++axis) {
+      const Axis inner{out.extent(axis), out.stride(axis), in.stride(axis)};
+      if (inner.extent == 1) continue;
+      if (count > 0 && axes[count - 1].out_stride == inner.out_stride * inner.extent &&
+          axes[count - 1].in_stride == inner.in_stride * inner.extent) {
+        axes[count - 1] = {axes[count - 1].extent * inner.extent, inner.out_stride, inner.in_stride};
+      } else {
+        axes[count++] = inner;
+      }
+    }
+  }
+  std::array<Axis, TensorRef::max_rank> axes{};
+  int count = 0;
+};
+
+/// out = in, on `s`. The same extents and dtype; any strides with a contiguous last axis; no overlap.
+template <executor Executor>
+void copy_tensor(const Executor& executor, const TensorRef& out, const TensorRef& in,
+                 typename Executor::stream_type s) {
+  if (out.elems() == 0) return;
+  const CopyAxes loops(out, in);
+  const auto elem_bytes = static_cast<std::int64_t>(size_bytes(out.dtype()));
+  int inner = loops.count;  // axes [0, inner) are looped over; the rest is one copy
+  std::int64_t width = elem_bytes;
+  CopyAxes::Axis rows{1, 0, 0};
+  if (inner > 0 && loops.axes[inner - 1].out_stride == 1 && loops.axes[inner - 1].in_stride == 1) {
+    width *= loops.axes[--inner].extent;
+  }
+  if (inner > 0 && loops.axes[inner - 1].out_stride * elem_bytes >= width &&
+      loops.axes[inner - 1].in_stride * elem_bytes >= width) {
+    rows = loops.axes[--inner];
+  }
+  const auto copy = [&](auto&& self, int axis, std::int64_t out_at, std::int64_t in_at) -> void {
+    if (axis < inner) {
+      const CopyAxes::Axis& loop = loops.axes[axis];
+      for (std::int64_t i = 0; i < loop.extent; ++i) {
+        self(self, axis + 1, out_at + i * loop.out_stride, in_at + i * loop.in_stride);
+      }
+      return;
+    }
+    auto* to = static_cast<std::byte*>(out.data()) + out_at * elem_bytes;
+    const auto* from = static_cast<const std::byte*>(in.data()) + in_at * elem_bytes;
+    const auto bytes = [&](std::int64_t elems) { return static_cast<std::size_t>(elems * elem_bytes); };
+    if (rows.extent == 1) return executor.copy(to, from, static_cast<std::size_t>(width), s);
+    executor.copy_2d(to, bytes(rows.out_stride), from, bytes(rows.in_stride), static_cast<std::size_t>(width),
+                     static_cast<std::size_t>(rows.extent), s);
+  };
+  copy(copy, 0, 0, 0);
+}
+
+}  // namespace pleat::inline v0::detail
