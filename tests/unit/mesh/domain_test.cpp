@@ -1,0 +1,39 @@
+#include <doctest/doctest.h>
+
+#include <pleat/mesh/domain.hpp>
+#include <pleat/mesh/folded_mesh.hpp>
+#include <set>
+
+#include "support/meshes.hpp"
+
+using pleat::Axis;
+
+// cp 3 on 12 ranks: {6, 7, 8} lies on both sides of a node of 8.
+static_assert(!pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::cp>(8));
+static_assert(pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::cp>(6));
+static_assert(pleat::domains_spanned<Axis::cp>(pleat::FoldedMesh<1, 4, 3, 1>{}, 8) == 2);
+static_assert(pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::dp, Axis::cp>(72), "one domain larger than the world");
+
+TEST_CASE("fits_domain is what counting domains says") {
+  testing_support::for_each_mesh(16, [](const pleat::RuntimeMesh& mesh) {
+    if (mesh.replicas != 1) return;
+    for (const pleat::AxisSet axes :
+         {pleat::AxisSet(Axis::pp), pleat::AxisSet(Axis::dp), pleat::AxisSet(Axis::cp),
+          pleat::AxisSet(Axis::dp, Axis::cp), pleat::AxisSet(Axis::ep), pleat::AxisSet(Axis::expert_dp),
+          pleat::AxisSet(Axis::pp, Axis::cp), pleat::AxisSet(Axis::pp, Axis::ep)}) {
+      for (int gpus = 1; gpus <= mesh.world_size + 1; ++gpus) {
+        std::size_t most = 0;
+        for (const pleat::Group group : groups(mesh, axes)) {
+          std::set<int> domains;
+          for (const int rank : group) domains.insert(rank / gpus);
+          most = std::max(most, domains.size());
+        }
+        const pleat::GroupShape shape = group_shape(mesh, axes);
+        CAPTURE(mesh.world_size);
+        CAPTURE(gpus);
+        REQUIRE(pleat::fits_domain(shape, mesh.world_size, gpus) == (most == 1));
+        REQUIRE(pleat::domains_spanned(shape, mesh.world_size, gpus) == static_cast<int>(most));
+      }
+    }
+  });
+}

@@ -1,0 +1,111 @@
+#include <doctest/doctest.h>
+
+#include <pleat/mesh/folded_mesh.hpp>
+#include <pleat/mesh/runtime_mesh.hpp>
+#include <type_traits>
+
+#include "support/meshes.hpp"
+
+using pleat::Axis;
+using pleat::FoldedMesh;
+using pleat::Param;
+using testing_support::ranks_of;
+
+namespace {
+template <class... Ranks>
+constexpr bool is(const pleat::Group& group, Ranks... ranks) {
+  int i = 0;
+  return group.size() == static_cast<int>(sizeof...(ranks)) && ((group[i++] == ranks) && ...);
+}
+}  // namespace
+
+using Mesh = FoldedMesh<2, 4, 4, 2>;
+static_assert(std::is_empty_v<Mesh>);
+static_assert(Mesh::world_size == 32 && Mesh::stage_size == 16 && Mesh::expert_dp == 8 && Mesh::replicas == 1);
+static_assert(Mesh::coordinate(13) == pleat::Coordinate{.pp = 0, .dp = 3, .cp = 1, .expert_dp = 6, .ep = 1});
+static_assert(is(Mesh::group<Axis::pp>(13), 13, 29));
+static_assert(is(Mesh::group<Axis::cp>(13), 12, 13, 14, 15));
+static_assert(is(Mesh::group<Axis::dp>(13), 1, 5, 9, 13));
+static_assert(is(Mesh::group<Axis::ep>(13), 12, 13));
+static_assert(is(Mesh::group<Axis::expert_dp>(13), 1, 3, 5, 7, 9, 11, 13, 15));
+static_assert(is(Mesh::group<Axis::dp, Axis::cp>(13), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+static_assert(is(Mesh::group<Axis::pp, Axis::cp>(13), 12, 13, 14, 15, 28, 29, 30, 31));
+static_assert(Mesh::group<Axis::cp, Axis::pp>(13) == Mesh::group<Axis::pp, Axis::cp>(13), "ranks ascend in any order");
+static_assert(Mesh::group<>(13).size() == 1 && Mesh::group<>(13)[0] == 13, "no axes: the rank alone");
+static_assert(Mesh::group<Axis::pp, Axis::expert_dp, Axis::ep>(13).size() == 32);
+
+static_assert(Mesh::rank({.pp = 0, .dp = 3, .cp = 1}) == 13);
+static_assert(Mesh::rank({.pp = 1, .expert_dp = 6, .ep = 1}) == 29);
+static_assert(Mesh::rank({.ep = 1}) == 1 && Mesh::rank({.dp = 1}) == 4, "fields that are left out are 0");
+static_assert(Mesh::rank_of(Mesh::coordinate(29)) == 29);
+
+static_assert(Mesh::groups<Axis::cp>().size() == 8 && is(Mesh::groups<Axis::cp>()[7], 28, 29, 30, 31));
+static_assert(Mesh::fits_domain<Axis::cp>(8) && !Mesh::fits_domain<Axis::dp>(8));
+
+// The mesh the seed is about: unfolded it would leave dp = 1.
+using Seed = pleat::fold_t<32, 1, 4, 8>;
+static_assert(std::is_same_v<Seed, FoldedMesh<1, 8, 4, 8>> && Seed::dp == 8 && Seed::expert_dp == 4);
+
+// EP and CP need not divide each other.
+using Straddling = FoldedMesh<1, 2, 3, 2>;
+static_assert(is(Straddling::group<Axis::ep>(2), 2, 3) && Straddling::coordinate(2).dp == 0 &&
+              Straddling::coordinate(3).dp == 1);
+
+// HSDP: the replica is outside, the shard inside.
+using Hsdp = FoldedMesh<1, 4, 2, 2, 2>;
+static_assert(is(Hsdp::shard_group<Param::dense>(6), 4, 5, 6, 7));
+static_assert(is(Hsdp::shard_group<Param::expert>(6), 4, 6));
+static_assert(is(Hsdp::replica_group(6), 2, 6));
+static_assert(Mesh::shard_group<Param::dense>(13) == Mesh::group<Axis::dp, Axis::cp>(13));
+static_assert(Mesh::shard_group<Param::expert>(13) == Mesh::group<Axis::expert_dp>(13));
+static_assert(is(Mesh::replica_group(13), 13));
+
+// A million ranks cost what one costs: nothing is tabulated.
+using Million = FoldedMesh<16, 1024, 64, 256>;
+static_assert(Million::world_size == 1'048'576 && Million::expert_dp == 256);
+static_assert(Million::group<Axis::pp, Axis::cp>(1'048'575).back() == 1'048'575);
+static_assert(Million::groups<Axis::dp>()[1023].front() == 15 * 65536 + 63);
+static_assert(Million::rank_of(Million::coordinate(777'777)) == 777'777);
+// The largest world there is.
+static_assert(FoldedMesh<1, 1, 2147483647, 2147483647>::rank({.cp = 2147483646}) == 2147483646);
+
+static_assert(pleat::folded_mesh<Mesh> && pleat::static_mesh<Mesh>);
+static_assert(!pleat::folded_mesh<int>);
+
+namespace {
+/// Everything a static mesh says is what the run-time mesh of its sizes says.
+template <class Static>
+void agrees_with_its_runtime_twin() {
+  const pleat::RuntimeMesh twin = Static{};
+  CAPTURE(twin.world_size);
+  CHECK(twin.world_size == Static::world_size);
+  CHECK(twin.stage_size == Static::stage_size);
+  CHECK(twin.expert_dp == Static::expert_dp);
+  CHECK(same_mesh(twin, Static{}));
+  for (int rank = 0; rank < Static::world_size; ++rank) {
+    CHECK(twin.coordinate(rank) == Static::coordinate(rank));
+    CHECK(twin.rank_of(twin.coordinate(rank)) == rank);
+    CHECK(twin.group<Axis::pp>(rank) == Static::template group<Axis::pp>(rank));
+    CHECK(twin.group<Axis::cp>(rank) == Static::template group<Axis::cp>(rank));
+    CHECK(twin.group<Axis::dp>(rank) == Static::template group<Axis::dp>(rank));
+    CHECK(twin.group<Axis::ep>(rank) == Static::template group<Axis::ep>(rank));
+    CHECK(twin.group<Axis::expert_dp>(rank) == Static::template group<Axis::expert_dp>(rank));
+    CHECK(twin.group<Axis::pp, Axis::ep>(rank) == Static::template group<Axis::pp, Axis::ep>(rank));
+    CHECK(twin.shard_group<Param::dense>(rank) == Static::template shard_group<Param::dense>(rank));
+    CHECK(twin.shard_group<Param::expert>(rank) == Static::template shard_group<Param::expert>(rank));
+    CHECK(twin.replica_group(rank) == Static::replica_group(rank));
+    CHECK(pleat::group<Axis::cp>(twin, rank) == pleat::group<Axis::cp>(Static{}, rank));
+    CHECK(pleat::group(Static{}, {Axis::pp, Axis::cp}, rank) == pleat::group<Axis::pp, Axis::cp>(twin, rank));
+  }
+  CHECK(twin.groups<Axis::dp>().shape == Static::template groups<Axis::dp>().shape);
+  for (const int gpus : {1, 3, 8, 16}) {
+    CHECK(twin.fits_domain<Axis::ep>(gpus) == Static::template fits_domain<Axis::ep>(gpus));
+  }
+}
+}  // namespace
+
+TEST_CASE_TEMPLATE("a static mesh and its run-time twin", T, FoldedMesh<1, 1, 1, 1>, Mesh, Seed, Straddling, Hsdp,
+                   FoldedMesh<3, 2, 6, 4>, FoldedMesh<2, 8, 2, 8>, FoldedMesh<4, 8, 1, 1, 4>,
+                   FoldedMesh<2, 3, 5, 5, 3>) {
+  agrees_with_its_runtime_twin<T>();
+}
