@@ -10,9 +10,9 @@ namespace pleat::inline v0 {
 /// `persistent` is the operation's own as long as it lives; `pinned_host` is host memory.
 template <class Arena>
 struct Memory {
-  Block scratch;
-  Block persistent;
-  Block pinned_host;
+  Block scratch = {};
+  Block persistent = {};
+  Block pinned_host = {};
   Arena* arena = nullptr;
 };
 

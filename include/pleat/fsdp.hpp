@@ -1,0 +1,13 @@
+// Umbrella: sharded parameters, and what host ranks need for them.
+#pragma once
+
+#include <pleat/core/host/executor.hpp>
+#include <pleat/core/host/leaf.hpp>
+#include <pleat/fsdp/gatherer.hpp>
+#include <pleat/fsdp/layout.hpp>
+#include <pleat/fsdp/plan.hpp>
+#include <pleat/fsdp/reducer.hpp>
+#include <pleat/fsdp/shard_state.hpp>
+#include <pleat/fsdp/sharder.hpp>
+#include <pleat/fsdp/transport.hpp>
+#include <pleat/fsdp/view.hpp>

@@ -1,0 +1,182 @@
+// The gather half of a Sharder: which unit is in which slot, and what is fetched ahead.
+#pragma once
+
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <pleat/fsdp/shard_state.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// The order in which units are used, as the schedule gives it, and where the rank stands in it.
+class UseOrder {
+ public:
+  static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+
+  void begin(std::span<const int> units) {
+    units_.assign(units.begin(), units.end());
+    next_ = 0;
+  }
+  /// Whether `unit` is the next use; if so, moves past it. Without an order every use is right.
+  bool advance(int unit) {
+    if (units_.empty()) return true;
+    if (next_ == units_.size() || units_[next_] != unit) return false;
+    ++next_;
+    return true;
+  }
+  /// The use to come next, and the position of a unit's next use.
+  std::size_t next() const { return next_; }
+  std::size_t next_use(int unit) const {
+    for (std::size_t i = next_; i < units_.size(); ++i) {
+      if (units_[i] == unit) return i;
+    }
+    return never;
+  }
+  std::size_t size() const { return units_.size(); }
+  int operator[](std::size_t i) const { return units_[i]; }
+
+ private:
+  std::vector<int> units_;
+  std::size_t next_ = 0;
+};
+
+template <executor Executor>
+class Gatherer {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  explicit Gatherer(ShardState<Executor>& state) : state_(&state), weights_written_(state.executor.make_event()) {
+    for (const Param kind : {Param::dense, Param::expert}) {
+      for (int i = 0; i < state.plan.of(kind).slots; ++i) {
+        slots_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
+      }
+    }
+  }
+
+  void begin(std::span<const int> order) {
+    for (const int unit : order) state_->check_unit(unit);
+    order_.begin(order);
+  }
+
+  UnitView acquire(int unit, const Streams<stream_type>& streams) {
+    state_->check_unit(unit);
+    if (!order_.advance(unit)) fail_order(unit);
+    Slot* slot = find(unit);
+    if (slot == nullptr) {
+      slot = furthest_use(state_->kind(unit));
+      if (slot == nullptr) fail_slots(unit);
+      fetch(*slot, unit, streams);
+    }
+    ++slot->holds;
+    prefetch(streams);
+    if (!slot->arrived) arrive(*slot, streams.compute);
+    state_->executor.wait(streams.compute, slot->gathered);
+    return {state_->layout(unit), bytes_of(*slot), state_->plan.compute, state_->device()};
+  }
+
+  void release(int unit, const Streams<stream_type>& streams) {
+    state_->check_unit(unit);
+    Slot* const slot = find(unit);
+    if (slot == nullptr || slot->holds == 0) {
+      fail<shape_error>("pleat[F10]: unit ", state_->name(unit),
+                        " is released, but nobody holds it; acquire comes first");
+    }
+    state_->executor.record(slot->released, streams.compute);
+    --slot->holds;
+  }
+
+  /// The shards have other values, by work on `compute`: what was gathered before is of no use.
+  void weights_changed(stream_type compute) {
+    for (Slot& slot : slots_) {
+      if (slot.holds != 0) {
+        fail<shape_error>("pleat[F10]: weights changed while unit ", state_->name(slot.unit),
+                          " is held; release it first");
+      }
+      slot.unit = -1;
+    }
+    state_->executor.record(weights_written_, compute);
+  }
+
+  std::int64_t gathers() const { return gathers_; }
+
+ private:
+  using event_type = typename Executor::event_type;
+
+  struct Slot {
+    Param kind;
+    int index;            // of its kind
+    event_type gathered;  // this rank's part is in, and on the collective path all of it
+    event_type released;  // the last holder is done
+    int unit = -1;
+    int holds = 0;
+    bool arrived = true;  // the peers' parts have been awaited
+  };
+
+  std::byte* bytes_of(const Slot& slot) const {
+    return state_->transport(slot.kind).buffers().slots[static_cast<std::size_t>(slot.index)];
+  }
+  Slot* find(int unit) {
+    for (Slot& slot : slots_) {
+      if (slot.unit == unit) return &slot;
+    }
+    return nullptr;
+  }
+  std::size_t next_use(const Slot& slot) const { return slot.unit < 0 ? UseOrder::never : order_.next_use(slot.unit); }
+  /// The slot of a kind, not held, whose unit is needed last; null when all are held.
+  Slot* furthest_use(Param kind) {
+    Slot* best = nullptr;
+    for (Slot& slot : slots_) {
+      if (slot.kind != kind || slot.holds != 0) continue;
+      if (best == nullptr || next_use(slot) > next_use(*best)) best = &slot;
+    }
+    return best;
+  }
+  /// Fetches the units of the next uses, in order, as far as there are slots with nothing needed sooner.
+  void prefetch(const Streams<stream_type>& streams) {
+    const std::size_t end = std::min(order_.size(), order_.next() + static_cast<std::size_t>(state_->plan.prefetch));
+    for (std::size_t use = order_.next(); use < end; ++use) {
+      const int unit = order_[use];
+      if (find(unit) != nullptr) continue;
+      Slot* const slot = furthest_use(state_->kind(unit));
+      if (slot == nullptr || next_use(*slot) < use) return;
+      fetch(*slot, unit, streams);
+    }
+  }
+  void fetch(Slot& slot, int unit, const Streams<stream_type>& streams) {
+    if (!slot.arrived) arrive(slot, streams.gather);
+    state_->executor.wait(streams.gather, slot.released);
+    state_->executor.wait(streams.gather, weights_written_);
+    const ShardMemory& shard = state_->shard(unit);
+    const void* const mine = shard.compute != nullptr ? shard.compute : shard.master;
+    state_->transport(slot.kind).gather(slot.index, state_->layout(unit), mine, streams.gather);
+    state_->executor.record(slot.gathered, streams.gather);
+    slot.unit = unit;
+    slot.arrived = false;
+    ++gathers_;
+  }
+  void arrive(Slot& slot, stream_type s) {
+    state_->transport(slot.kind).await_gather(slot.index, s);
+    slot.arrived = true;
+  }
+
+  [[noreturn]] void fail_order(int unit) const {
+    const std::size_t at = order_.next();
+    fail<shape_error>("pleat[F09]: use ", at, " is of unit ", state_->name(unit),
+                      ", but the order given to begin() has ", at < order_.size() ? state_->name(order_[at]) : "ended",
+                      "; acquire units in that order");
+  }
+  [[noreturn]] void fail_slots(int unit) const {
+    fail<shape_error>("pleat[F10]: unit ", state_->name(unit), " has no slot: all ",
+                      state_->plan.of(state_->kind(unit)).slots,
+                      " of its kind are held; release a unit, or plan with a larger prefetch");
+  }
+
+  ShardState<Executor>* state_;
+  std::vector<Slot> slots_;
+  UseOrder order_;
+  event_type weights_written_;
+  std::int64_t gathers_ = 0;
+};
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,197 @@
+// The plan of sharded parameters: the layout of every unit, how many slots there are, and what memory that takes.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pleat/comm/ordered_sum.hpp>
+#include <pleat/comm/peer_access.hpp>
+#include <pleat/core/carve.hpp>
+#include <pleat/core/dtype.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/fsdp/layout.hpp>
+#include <pleat/mesh/axis.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// Parameters that are gathered and reduced together, usually a layer's dense ones or its experts.
+struct UnitSpec {
+  std::string name = {};
+  /// Which shard group the unit belongs to.
+  Param kind = Param::dense;
+  std::vector<ParamSpec> params = {};
+  /// As in LayoutOptions; empty for the equal split.
+  std::vector<std::int64_t> boundaries = {};
+};
+
+/// Sizes of the groups: ranks that share the shards of dense and of expert parameters, and replicas of each shard.
+struct GroupSizes {
+  int dense = 1;
+  int expert = 1;
+  int replicas = 1;
+  constexpr int of(Param kind) const { return kind == Param::dense ? dense : expert; }
+};
+
+struct Options {
+  /// What is gathered, and what the units' views are of. Masters and gradient shards are accumulator(compute).
+  DType compute = DType::f32;
+  /// What units of gradients are written in and travel in: accumulator(compute), the default, or `compute`.
+  std::optional<DType> gradient = {};
+  Transport transport = Transport::collective;
+  /// How many uses ahead of the current one a unit is gathered.
+  int prefetch = 1;
+  std::int64_t alignment_elems = 128;
+};
+
+/// What the units of one kind share: their group's size and the buffers that hold whole units.
+struct KindPlan {
+  int ranks = 1;
+  int slots = 0;
+  int gradient_units = 0;
+  std::int64_t unit_elems = 0;   // of the largest unit
+  std::int64_t shard_elems = 0;  // of the largest shard
+};
+
+/// Whole units in one block: gathered parameters and gradients of one kind.
+struct UnitBuffers {
+  std::vector<std::byte*> slots;
+  std::vector<std::byte*> gradients;
+};
+
+/// A unit's shard on one rank. Without trainable parameters there is no gradient; `compute` is null when masters are
+/// gathered as they are.
+struct ShardBuffers {
+  std::byte* master;
+  std::byte* compute;
+  std::byte* gradient;
+  UpdatePiece* pieces;
+};
+
+/// What every rank of a mesh computes alike: layouts, dtypes, slots. A value without pointers.
+struct Plan {
+  std::vector<std::string> names;
+  std::vector<Param> kinds;
+  std::vector<UnitLayout> layouts;
+  GroupSizes sizes;
+  DType compute = DType::f32;
+  DType gradient = DType::f32;
+  DType master = DType::f32;
+  Transport transport = Transport::collective;
+  int prefetch = 1;
+  std::array<KindPlan, 2> per_kind;
+
+  const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
+
+  UnitBuffers carve_units(Carver& memory, Param kind) const {
+    UnitBuffers buffers;
+    const auto elems = static_cast<std::size_t>(of(kind).unit_elems);
+    for (int i = 0; i < of(kind).slots; ++i) buffers.slots.push_back(memory.take_bytes(elems * size_bytes(compute)));
+    for (int i = 0; i < of(kind).gradient_units; ++i) {
+      buffers.gradients.push_back(memory.take_bytes(elems * size_bytes(gradient)));
+    }
+    return buffers;
+  }
+  ShardBuffers carve_shard(Carver& memory, const UnitLayout& unit) const {
+    const auto elems = static_cast<std::size_t>(unit.max_shard_elems());
+    ShardBuffers shard{};
+    shard.master = memory.take_bytes(elems * size_bytes(master));
+    if (compute != master) shard.compute = memory.take_bytes(elems * size_bytes(compute));
+    if (!unit.trains()) return shard;
+    shard.gradient = memory.take_bytes(elems * size_bytes(master));
+    shard.pieces = memory.take<UpdatePiece>(static_cast<std::size_t>(unit.block_count()) * unit.params.size());
+    return shard;
+  }
+  /// Bytes of the symmetric window of a kind's group; 0 off the peer path.
+  std::size_t window_bytes(Param kind) const {
+    if (transport == Transport::collective) return 0;
+    Carver memory;
+    carve_units(memory, kind);
+    return memory.used_bytes();
+  }
+  /// Bytes that sums and exports work in, on the reduce stream.
+  std::size_t workspace_bytes() const {
+    std::size_t bytes = 0;
+    for (const KindPlan& kind : per_kind) {
+      const auto shard = static_cast<std::size_t>(kind.shard_elems);
+      const bool receives = transport == Transport::collective && kind.ranks > 1;
+      const std::size_t summed = receives ? reduce_scatter_scratch_bytes(shard, kind.ranks, gradient) : 0;
+      const std::size_t replicas = sizes.replicas > 1 ? all_reduce_scratch_bytes(shard, sizes.replicas, master) : 0;
+      bytes = std::max({bytes, summed, replicas, shard * size_bytes(master)});
+    }
+    return bytes;
+  }
+  /// The largest of any rank: shards may differ in size.
+  Footprint footprint() const {
+    Carver persistent;
+    for (const UnitLayout& unit : layouts) carve_shard(persistent, unit);
+    persistent.take_bytes(workspace_bytes());
+    std::size_t symmetric = 0;
+    for (const Param kind : {Param::dense, Param::expert}) {
+      if (transport == Transport::collective) carve_units(persistent, kind);
+      symmetric += window_bytes(kind);
+    }
+    return {.symmetric = symmetric, .persistent = persistent.used_bytes()};
+  }
+};
+
+namespace detail {
+/// How many units of a kind there are at most in `window` consecutive ones.
+inline int most_in_window(std::span<const UnitSpec> units, Param kind, int window) {
+  int most = 0;
+  for (std::size_t first = 0; first < units.size(); ++first) {
+    int count = 0;
+    for (std::size_t u = first; u < units.size() && u < first + static_cast<std::size_t>(window); ++u) {
+      count += units[u].kind == kind;
+    }
+    most = std::max(most, count);
+  }
+  return most;
+}
+}  // namespace detail
+
+/// Plans `units`, given in the order of the forward pass. A kind has as many slots as any prefetch + 1 consecutive
+/// units hold of it, and as many gradient units as any two consecutive ones do. Pure.
+/// Errors: shape_error F08 for sizes or options that cannot be; those of plan_unit.
+inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const Options& options = {}) {
+  Plan made;
+  made.sizes = sizes;
+  made.compute = options.compute;
+  made.master = accumulator(options.compute);
+  made.gradient = options.gradient.value_or(made.master);
+  made.transport = options.transport;
+  made.prefetch = options.prefetch;
+  if (sizes.replicas < 1 || options.prefetch < 0) {
+    fail<shape_error>("pleat[F08]: ", sizes.replicas, " replicas and a prefetch of ", options.prefetch,
+                      "; replicas are 1 or more, prefetch 0 or more");
+  }
+  const DType compute = options.compute;
+  if (compute != DType::f64 && compute != DType::f32 && compute != DType::bf16) {
+    fail<shape_error>("pleat[F08]: parameters cannot be computed with in ", compute, "; valid dtypes: f64 f32 bf16");
+  }
+  if (made.gradient != made.master && made.gradient != compute) {
+    fail<shape_error>("pleat[F08]: gradients of ", compute, " parameters cannot be in ", made.gradient,
+                      "; valid dtypes: ", made.master, " ", compute);
+  }
+  for (const UnitSpec& unit : units) {
+    made.names.push_back(unit.name);
+    made.kinds.push_back(unit.kind);
+    made.layouts.push_back(plan_unit(unit.params, sizes.of(unit.kind),
+                                     {.alignment_elems = options.alignment_elems, .boundaries = unit.boundaries}));
+    const UnitLayout& layout = made.layouts.back();
+    KindPlan& kind = made.per_kind[static_cast<std::size_t>(unit.kind)];
+    kind.unit_elems = std::max(kind.unit_elems, layout.total_elems());
+    kind.shard_elems = std::max(kind.shard_elems, layout.max_shard_elems());
+  }
+  for (const Param kind : {Param::dense, Param::expert}) {
+    KindPlan& of_kind = made.per_kind[static_cast<std::size_t>(kind)];
+    of_kind.ranks = sizes.of(kind);
+    of_kind.slots = detail::most_in_window(units, kind, options.prefetch + 1);
+    of_kind.gradient_units = detail::most_in_window(units, kind, 2);
+  }
+  return made;
+}
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,231 @@
+// The reduce half of a Sharder: units of gradients, what of them was written, and their sums into the shards.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <pleat/comm/ordered_sum.hpp>
+#include <pleat/fsdp/shard_state.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// Where a kernel puts a gradient: the first of a micro-batch overwrites all elements, later ones add.
+struct GradientTarget {
+  TensorRef tensor;
+  bool accumulate;
+};
+
+/// The gradients of one unit while they are written; borrowed, until `reduce` of the unit. What nobody writes counts as
+/// zero.
+template <executor Executor>
+class GradientView {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  GradientView(const char* unit, const UnitView& view, std::span<char> written, Executor executor, stream_type s)
+      : unit_(unit), view_(view), written_(written), executor_(executor), stream_(s) {}
+
+  /// The gradient of `param`, laid out as UnitView's; the caller promises to write it all, in the order of the compute
+  /// stream. Errors: shape_error F11 for a frozen parameter.
+  GradientTarget write(int param) {
+    const std::span<char> flags = flags_of(param);
+    const bool any = std::find(flags.begin(), flags.end(), 1) != flags.end();
+    for (std::size_t e = 0; any && e < flags.size(); ++e) {
+      if (!flags[e]) zero(param, static_cast<std::int64_t>(e));
+    }
+    std::fill(flags.begin(), flags.end(), char{1});
+    return {view_[param], any};
+  }
+  /// The same for one local expert.
+  GradientTarget write(int param, std::int64_t expert) {
+    char& flag = flags_of(param)[static_cast<std::size_t>(expert)];
+    const bool accumulate = flag != 0;
+    flag = 1;
+    return {view_.expert(param, expert), accumulate};
+  }
+  /// The gradient of `param` for kernels that only add: zero before its first use.
+  TensorRef add_to(int param) {
+    const std::span<char> flags = flags_of(param);
+    for (std::size_t e = 0; e < flags.size(); ++e) {
+      if (!flags[e]) zero(param, static_cast<std::int64_t>(e));
+    }
+    std::fill(flags.begin(), flags.end(), char{1});
+    return view_[param];
+  }
+
+ private:
+  std::span<char> flags_of(int param) const {
+    const UnitLayout& layout = view_.layout();
+    if (layout.place(param).spec.frozen) {
+      fail<shape_error>("pleat[F11]: parameter ", layout.place(param).spec.name, " of unit ", unit_,
+                        " is frozen and has no gradient; leave its backward out");
+    }
+    const auto blocks = static_cast<std::size_t>(layout.block_count());
+    return written_.subspan(static_cast<std::size_t>(layout.storage_of(param)) * blocks, blocks);
+  }
+  void zero(int param, std::int64_t expert) const {
+    const TensorRef tensor = view_.expert(param, expert);
+    executor_.zero(tensor.data(), static_cast<std::size_t>(tensor.elems()) * size_bytes(tensor.dtype()), stream_);
+  }
+
+  const char* unit_;
+  UnitView view_;
+  std::span<char> written_;  // [parameter][expert]
+  Executor executor_;
+  stream_type stream_;
+};
+
+template <executor Executor, communicator Comm>
+class Reducer {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  Reducer(ShardState<Executor>& state, GroupComm<Comm> replica)
+      : state_(&state),
+        replica_(replica),
+        finished_(state.executor.make_event()),
+        open_(state.plan.layouts.size(), -1),
+        summed_(state.plan.layouts.size()) {
+    for (const Param kind : {Param::dense, Param::expert}) {
+      for (int i = 0; i < state.plan.of(kind).gradient_units; ++i) {
+        buffers_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
+      }
+    }
+    for (std::size_t u = 0; u < open_.size(); ++u) {
+      const UnitLayout& layout = state.plan.layouts[u];
+      ranges_.push_back(trainable_ranges(layout, state.pieces[u]));
+      written_.emplace_back(layout.params.size() * static_cast<std::size_t>(layout.block_count()));
+    }
+    terms_.resize(static_cast<std::size_t>(std::max(state.plan.sizes.dense, state.plan.sizes.expert)));
+  }
+
+  GradientView<Executor> gradient(int unit, const Streams<stream_type>& streams) {
+    state_->check_unit(unit);
+    Buffer& buffer = opened(unit, streams.compute);
+    const UnitView view(state_->layout(unit), bytes_of(buffer), state_->plan.gradient, state_->device());
+    return {state_->name(unit), view, written_[static_cast<std::size_t>(unit)], state_->executor, streams.compute};
+  }
+
+  void reduce(int unit, const Streams<stream_type>& streams) {
+    state_->check_unit(unit);
+    const UnitLayout& layout = state_->layout(unit);
+    if (!layout.trains()) return;
+    Buffer& buffer = opened(unit, streams.compute);
+    zero_unwritten(unit, bytes_of(buffer), streams.compute);
+    state_->executor.record(buffer.written, streams.compute);
+    state_->executor.wait(streams.reduce, buffer.written);
+    UnitTransport<Executor>& transport = state_->transport(buffer.kind);
+    add(unit, transport.terms(buffer.index, layout, streams.reduce), streams.reduce);
+    transport.release(buffer.index, streams.reduce);
+    state_->executor.record(buffer.summed, streams.reduce);
+    buffer.unit = -1;
+    buffer.travels = true;
+    open_[static_cast<std::size_t>(unit)] = -1;
+  }
+
+  /// Ends a step: shards without a sum are zero, replicas are added, `compute` sees the result, and the next sums start
+  /// anew.
+  void finish(const Streams<stream_type>& streams) {
+    for (std::size_t u = 0; u < open_.size(); ++u) {
+      const ShardMemory& shard = state_->shards[u];
+      if (shard.gradient == nullptr) continue;
+      const auto elems = static_cast<std::size_t>(shard.elems);
+      if (!summed_[u]) state_->executor.zero(shard.gradient, elems * size_bytes(shard.master_dtype), streams.reduce);
+      summed_[u] = false;
+      const Block workspace{state_->workspace, state_->plan.workspace_bytes()};
+      all_reduce_ordered(replica_, shard.gradient, elems, shard.master_dtype, workspace, streams.reduce);
+    }
+    state_->executor.record(finished_, streams.reduce);
+    state_->executor.wait(streams.compute, finished_);
+  }
+
+ private:
+  using leaf = core_leaf<typename Executor::device_type>;
+  using event_type = typename Executor::event_type;
+
+  struct Buffer {
+    Param kind;
+    int index;           // of its kind
+    event_type written;  // by compute
+    event_type summed;   // on this rank
+    int unit = -1;
+    bool travels = false;  // peers may still read it
+  };
+
+  std::byte* bytes_of(const Buffer& buffer) const {
+    return state_->transport(buffer.kind).buffers().gradients[static_cast<std::size_t>(buffer.index)];
+  }
+
+  /// The unit's buffer of gradients; on first use one that nobody writes, the one reduced longest ago.
+  Buffer& opened(int unit, stream_type compute) {
+    int& at = open_[static_cast<std::size_t>(unit)];
+    if (at >= 0) return buffers_[static_cast<std::size_t>(at)];
+    if (!state_->layout(unit).trains()) {
+      fail<shape_error>("pleat[F11]: all parameters of unit ", state_->name(unit), " are frozen; it has no gradients");
+    }
+    at = take(state_->kind(unit), unit);
+    Buffer& buffer = buffers_[static_cast<std::size_t>(at)];
+    buffer.unit = unit;
+    if (buffer.travels) {
+      state_->transport(buffer.kind).await_released(buffer.index, compute);
+      state_->executor.wait(compute, buffer.summed);
+      buffer.travels = false;
+    }
+    std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
+    std::fill(written.begin(), written.end(), char{0});
+    return buffer;
+  }
+  /// In turn, so that all ranks take the same and the one taken was reduced longest ago.
+  int take(Param kind, int unit) {
+    int& turn = turns_[static_cast<std::size_t>(kind)];
+    const int count = state_->plan.of(kind).gradient_units;
+    for (int tried = 0; tried < count; ++tried) {
+      const int index = turn;
+      turn = (turn + 1) % count;
+      for (std::size_t b = 0; b < buffers_.size(); ++b) {
+        if (buffers_[b].kind == kind && buffers_[b].index == index && buffers_[b].unit < 0) return static_cast<int>(b);
+      }
+    }
+    open_[static_cast<std::size_t>(unit)] = -1;
+    fail<shape_error>("pleat[F12]: the gradients of unit ", state_->name(unit), " have no buffer: all ", count,
+                      " of its kind are being written; reduce a unit first");
+  }
+  void zero_unwritten(int unit, std::byte* base, stream_type s) {
+    const UnitLayout& layout = state_->layout(unit);
+    const std::size_t width = size_bytes(state_->plan.gradient);
+    const std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
+    layout.for_each_segment([&](int p, std::int64_t expert, std::int64_t begin) {
+      if (layout.place(p).spec.frozen || written[static_cast<std::size_t>(p * layout.block_count() + expert)]) return;
+      state_->executor.zero(base + static_cast<std::size_t>(begin) * width,
+                            static_cast<std::size_t>(layout.place(p).elems) * width, s);
+    });
+  }
+  void add(int unit, std::span<const void* const> terms, stream_type s) {
+    const ShardMemory& shard = state_->shard(unit);
+    const DType gradient = state_->plan.gradient;
+    const auto u = static_cast<std::size_t>(unit);
+    for (const Range& range : ranges_[u]) {
+      const auto begin = static_cast<std::size_t>(range.begin);
+      for (std::size_t r = 0; r < terms.size(); ++r) {
+        terms_[r] = static_cast<const std::byte*>(terms[r]) + begin * size_bytes(gradient);
+      }
+      leaf::sum_ranks(static_cast<std::byte*>(shard.gradient) + begin * size_bytes(shard.master_dtype),
+                      shard.master_dtype, std::span(terms_).first(terms.size()), gradient,
+                      static_cast<std::size_t>(range.elems), summed_[u], s);
+    }
+    summed_[u] = true;
+  }
+
+  ShardState<Executor>* state_;
+  GroupComm<Comm> replica_;
+  std::vector<Buffer> buffers_;
+  std::array<int, 2> turns_{};
+  event_type finished_;
+  std::vector<int> open_;                   // [unit]: its buffer, -1
+  std::vector<char> summed_;                // [unit]: its gradient shard holds a sum of this step
+  std::vector<std::vector<char>> written_;  // [unit][parameter][expert]
+  std::vector<std::vector<Range>> ranges_;  // [unit]: what is summed of its shard
+  std::vector<const void*> terms_;
+};
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,59 @@
+// What a bound plan holds on one rank: its shards, their pieces, and the transports of its units.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include <pleat/fsdp/plan.hpp>
+#include <pleat/fsdp/transport.hpp>
+#include <pleat/fsdp/view.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// The caller's streams: computation, gathers, sums. They may be one and the same.
+template <class Stream>
+struct Streams {
+  Stream compute;
+  Stream gather;
+  Stream reduce;
+};
+
+/// Shared by the halves of a Sharder; `transports` by kind, null for a kind without units.
+template <executor Executor>
+struct ShardState {
+  ShardState(const Plan& planned, Executor device_executor) : plan(planned), executor(device_executor) {}
+
+  Plan plan;
+  Executor executor;
+  std::array<std::unique_ptr<UnitTransport<Executor>>, 2> transports;
+  std::vector<ShardMemory> shards;         // [unit]
+  std::vector<std::vector<Piece>> pieces;  // [unit]
+  std::byte* workspace = nullptr;
+
+  const UnitLayout& layout(int unit) const { return plan.layouts[static_cast<std::size_t>(unit)]; }
+  Param kind(int unit) const { return plan.kinds[static_cast<std::size_t>(unit)]; }
+  UnitTransport<Executor>& transport(Param kind) const { return *transports[static_cast<std::size_t>(kind)]; }
+  const ShardMemory& shard(int unit) const { return shards[static_cast<std::size_t>(unit)]; }
+  const std::vector<Piece>& held(int unit) const { return pieces[static_cast<std::size_t>(unit)]; }
+  const char* name(int unit) const { return plan.names[static_cast<std::size_t>(unit)].c_str(); }
+
+  static constexpr Device device() { return {device_kind<typename Executor::device_type>, 0}; }
+
+  /// Errors: shape_error F13.
+  void check_unit(int unit) const {
+    const auto count = static_cast<int>(plan.layouts.size());
+    if (unit < 0 || unit >= count)
+      fail<shape_error>("pleat[F13]: there is no unit ", unit, "; units are 0 to ", count - 1);
+  }
+  void check_param(int unit, int param) const {
+    check_unit(unit);
+    const auto count = static_cast<int>(layout(unit).params.size());
+    if (param < 0 || param >= count) {
+      fail<shape_error>("pleat[F13]: unit ", name(unit), " has no parameter ", param, "; its parameters are 0 to ",
+                        count - 1);
+    }
+  }
+};
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,266 @@
+// Sharder: parameters sharded over the ranks of a mesh, gathered for use, their gradients summed into shards.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <pleat/comm/mesh_comms.hpp>
+#include <pleat/fsdp/gatherer.hpp>
+#include <pleat/fsdp/reducer.hpp>
+#include <pleat/tensor/tensor_traits.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// The groups of one rank. Gathers and sums have communicators of their own, so that they can run at the same time.
+template <communicator Comm>
+struct Groups {
+  struct Lanes {
+    GroupComm<Comm> gather;
+    GroupComm<Comm> reduce;
+    explicit Lanes(GroupComm<Comm> both = GroupComm<Comm>()) : gather(both), reduce(both) {}
+    Lanes(GroupComm<Comm> gathers, GroupComm<Comm> sums) : gather(gathers), reduce(sums) {}
+  };
+  Lanes dense = Lanes();
+  Lanes expert = Lanes();
+  GroupComm<Comm> replica = GroupComm<Comm>();
+
+  const Lanes& of(Param kind) const { return kind == Param::dense ? dense : expert; }
+  GroupSizes sizes() const { return {dense.gather.size(), expert.gather.size(), replica.size()}; }
+};
+
+/// The groups of a mesh, whose communicators were made with the lanes gather and reduce.
+template <class Mesh, communicator Comm>
+Groups<Comm> groups_of(const MeshComms<Mesh, Comm>& comms) {
+  const auto lanes = [&](Param kind) {
+    return typename Groups<Comm>::Lanes(comms.shard(kind, Lane::gather), comms.shard(kind, Lane::reduce));
+  };
+  return {lanes(Param::dense), lanes(Param::expert), comms.replica(Lane::reduce)};
+}
+
+/// The sharded parameters of a model: one operation over all its units, dense and expert. Made by `bind`.
+///
+/// A step, on every rank alike, for each micro-batch:
+///
+///     op.begin(order);                                 // the unit of each acquire that follows
+///     UnitView w = op.acquire(unit, streams);          // forward and backward; w[param] is a tensor
+///     op.gradient(unit, streams).write(param);         // backward: where a kernel puts its gradient
+///     op.reduce(unit, streams);
+///     op.release(unit, streams);
+///
+/// then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
+///
+/// All ranks of a group make the same calls in the same order, a rank without tokens too (it need not call `gradient`
+/// when the others reduce their units in the order of their first `gradient`). Streams are the caller's; pleat orders
+/// them among each other by events and by the credits of slots and gradient units.
+template <executor Executor, communicator Comm, class Arena>
+class Sharder {
+ public:
+  using stream_type = typename Executor::stream_type;
+  using streams_type = Streams<stream_type>;
+
+  Sharder(const Plan& plan, Executor executor, const Groups<Comm>& groups, const Memory<Arena>& memory)
+      : groups_(groups),
+        state_(make_state(plan, executor, groups, memory)),
+        gatherer_(*state_),
+        reducer_(*state_, groups.replica) {}
+
+  /// The units of the acquires that follow, in order; the prefetch looks ahead in it. Replaces what is left of an
+  /// earlier order. Without one nothing is fetched ahead. Errors: F13.
+  void begin(std::span<const int> order) { gatherer_.begin(order); }
+
+  /// The unit's parameters, whole, in the compute dtype, valid in the order of the compute stream until `release`. May
+  /// be nested. Gathers the unit unless a slot still holds it (so the last prefetch + 1 units of a forward pass are not
+  /// gathered again for backward), and the units of the next uses. Moves (ranks - 1) shards in and out per gather.
+  /// Errors: shape_error F09 when the order says another unit, F10 when all slots are held, F13.
+  UnitView acquire(int unit, const streams_type& streams) { return gatherer_.acquire(unit, streams); }
+  /// Ends a use: its slot may be overwritten once the compute stream is here. Errors: F10 when it is not held, F13.
+  void release(int unit, const streams_type& streams) { gatherer_.release(unit, streams); }
+
+  /// The unit's gradients of this micro-batch, to be written in the order of the compute stream until `reduce`; the
+  /// same ones when called again before that. Errors: shape_error F11 when all of it is frozen, F12 when the gradient
+  /// units of its kind are all being written, F13.
+  GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
+  /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
+  /// A plain sum in the master's dtype: no divide, and padding and frozen parameters stay out. Parameters that nobody
+  /// wrote count as zero. Moves (ranks - 1) shards in and out. Errors: F13.
+  void reduce(int unit, const streams_type& streams) { reducer_.reduce(unit, streams); }
+  /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
+  /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step.
+  void finish_gradients(const streams_type& streams) { reducer_.finish(streams); }
+
+  /// This rank's shard of each unit, for optimizers; the memory is this operation's.
+  std::span<const ShardMemory> shards() const { return state_->shards; }
+  /// Says that the compute stream has written the shards: units are gathered anew. Errors: F10 when one is held.
+  void weights_changed(const streams_type& streams) { gatherer_.weights_changed(streams.compute); }
+
+  /// Sets a parameter from the full tensor [shape...] or [experts, shape...], contiguous, of any float dtype and the
+  /// same on every rank; each keeps its shard. No communication. Errors: shape_error F07 for another shape, F10, F13.
+  template <class T>
+  void load(int unit, int param, const T& tensor, const streams_type& streams) {
+    state_->check_param(unit, param);
+    const TensorRef full = as_tensor(tensor);
+    check_full("load", unit, param, full);
+    const ShardMemory& shard = state_->shard(unit);
+    const int storage = state_->layout(unit).storage_of(param);
+    for (const Piece& piece : state_->held(unit)) {
+      if (piece.param != storage) continue;
+      const auto elems = static_cast<std::size_t>(piece.elems);
+      const void* const from = at(full.data(), full.dtype(), piece.param_begin);
+      void* const master = at(shard.master, shard.master_dtype, piece.shard_begin);
+      leaf::cast_copy(master, shard.master_dtype, from, full.dtype(), elems, streams.compute);
+      if (shard.compute == nullptr) continue;
+      leaf::cast_copy(at(shard.compute, shard.compute_dtype, piece.shard_begin), shard.compute_dtype, master,
+                      shard.master_dtype, elems, streams.compute);
+    }
+    weights_changed(streams);
+  }
+
+  /// Gathers a parameter's master, or its gradient as `finish_gradients` left it, into `tensor` [shape...] or [experts,
+  /// shape...], contiguous, of the master's dtype; the compute stream sees it. Every rank of the shard group calls. For
+  /// checks, not for steps. Errors: shape_error F07, F11 for the gradient of a frozen parameter, F13.
+  template <class T>
+  void export_master(int unit, int param, const T& tensor, const streams_type& streams) {
+    state_->check_param(unit, param);
+    export_full("export_master", unit, param, state_->shard(unit).master, as_tensor(tensor), streams);
+  }
+  template <class T>
+  void export_gradient(int unit, int param, const T& tensor, const streams_type& streams) {
+    state_->check_param(unit, param);
+    const ParamPlace& place = state_->layout(unit).place(param);
+    if (place.spec.frozen) {
+      fail<shape_error>("pleat[F11]: parameter ", place.spec.name, " of unit ", state_->name(unit),
+                        " is frozen and has no gradient to export");
+    }
+    export_full("export_gradient", unit, param, state_->shard(unit).gradient, as_tensor(tensor), streams);
+  }
+
+  const Plan& plan() const { return state_->plan; }
+  const Groups<Comm>& groups() const { return groups_; }
+  /// Gathers issued so far.
+  std::int64_t gathers() const { return gatherer_.gathers(); }
+
+ private:
+  using State = ShardState<Executor>;
+  using leaf = core_leaf<typename Executor::device_type>;
+
+  static std::unique_ptr<State> make_state(const Plan& plan, Executor executor, const Groups<Comm>& groups,
+                                           const Memory<Arena>& memory) {
+    auto state = std::make_unique<State>(plan, executor);
+    Carver persistent(memory.persistent);
+    for (std::size_t u = 0; u < plan.layouts.size(); ++u) {
+      const UnitLayout& layout = plan.layouts[u];
+      const int rank = groups.of(plan.kinds[u]).gather.rank();
+      const ShardBuffers shard = plan.carve_shard(persistent, layout);
+      state->pieces.push_back(layout.pieces(rank));
+      const std::vector<UpdatePiece> pieces = update_pieces(layout, state->pieces.back(), plan.sizes.replicas);
+      executor.copy(shard.pieces, pieces.data(), pieces.size() * sizeof(UpdatePiece), {});
+      state->shards.push_back({shard.master, shard.gradient, shard.compute, plan.master, plan.compute,
+                               layout.shard_elems(rank), shard.pieces, static_cast<std::int64_t>(pieces.size())});
+    }
+    state->workspace = persistent.take_bytes(plan.workspace_bytes());
+    for (const Param kind : {Param::dense, Param::expert}) {
+      if (plan.of(kind).slots == 0) continue;
+      auto& transport = state->transports[static_cast<std::size_t>(kind)];
+      if (plan.transport == Transport::peer) {
+        using Peers = decltype(memory.arena->open(groups.dense.gather.ranks(), 0, 0));
+        using Peer = PeerTransport<Executor, Peers>;
+        transport = std::make_unique<Peer>(
+            plan, kind, executor,
+            memory.arena->open(groups.of(kind).gather.ranks(), plan.window_bytes(kind), Peer::channels(plan.of(kind))));
+      } else {
+        transport = std::make_unique<CollectiveTransport<Executor, Comm>>(
+            plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce, state->workspace);
+      }
+    }
+    return state;
+  }
+  static std::vector<UpdatePiece> update_pieces(const UnitLayout& layout, std::span<const Piece> held, int replicas) {
+    std::vector<UpdatePiece> pieces;
+    for (const Piece& piece : held) {
+      const ParamSpec& spec = layout.place(piece.param).spec;
+      if (spec.frozen) continue;
+      pieces.push_back({piece.shard_begin, piece.elems, 1.0 / (replicas * spec.copies), spec.weight_decay});
+    }
+    return pieces;
+  }
+
+  template <class Pointer>
+  static auto* at(Pointer* data, DType dtype, std::int64_t elems) {
+    using Byte = std::conditional_t<std::is_const_v<Pointer>, const std::byte, std::byte>;
+    return static_cast<Byte*>(data) + static_cast<std::size_t>(elems) * size_bytes(dtype);
+  }
+  void check_full(const char* call, int unit, int param, const TensorRef& tensor) const {
+    const ParamPlace& place = state_->layout(unit).place(param);
+    TensorRef wanted(nullptr, tensor.dtype(), {}, State::device());
+    if (place.spec.experts != 0) wanted.push_extent(place.spec.experts, 0);
+    for (const std::int64_t extent : place.spec.shape) wanted.push_extent(extent, 0);
+    bool fits =
+        tensor.rank() == wanted.rank() && tensor.is_contiguous() && tensor.device().kind == wanted.device().kind;
+    for (int axis = 0; fits && axis < wanted.rank(); ++axis) fits = tensor.extent(axis) == wanted.extent(axis);
+    if (!fits) {
+      fail<shape_error>("pleat[F07]: ", call, " of parameter ", place.spec.name, " of unit ", state_->name(unit),
+                        " got ", tensor, "; it must be ", wanted, " and contiguous");
+    }
+  }
+
+  /// Packs this rank's pieces, then gathers: packed in rank order, they are the parameter.
+  void export_full(const char* call, int unit, int param, const void* shard, const TensorRef& out,
+                   const streams_type& streams) {
+    check_full(call, unit, param, out);
+    const DType master = state_->plan.master;
+    if (out.dtype() != master) {
+      fail<shape_error>("pleat[F07]: ", call, " into a tensor of ", out.dtype(), "; it must be of ", master);
+    }
+    const UnitLayout& layout = state_->layout(unit);
+    const GroupComm<Comm>& group = groups_.of(state_->kind(unit)).reduce;
+    const int storage = layout.storage_of(param);
+    std::vector<std::size_t> counts(static_cast<std::size_t>(group.size()));
+    for (int r = 0; r < group.size(); ++r) {
+      for (const Piece& piece : layout.pieces(r)) {
+        if (piece.param == storage) counts[static_cast<std::size_t>(r)] += static_cast<std::size_t>(piece.elems);
+      }
+    }
+    auto event = state_->executor.make_event();
+    state_->executor.record(event, streams.compute);
+    state_->executor.wait(streams.reduce, event);
+    std::byte* packed = state_->workspace;
+    for (const Piece& piece : state_->held(unit)) {
+      if (piece.param != storage) continue;
+      const std::size_t bytes = static_cast<std::size_t>(piece.elems) * size_bytes(master);
+      state_->executor.copy(packed, at(shard, master, piece.shard_begin), bytes, streams.reduce);
+      packed += bytes;
+    }
+    group.all_gather_v(state_->workspace, out.data(), counts, master, streams.reduce);
+    state_->executor.record(event, streams.reduce);
+    state_->executor.wait(streams.compute, event);
+  }
+
+  Groups<Comm> groups_;
+  std::unique_ptr<State> state_;
+  Gatherer<Executor> gatherer_;
+  Reducer<Executor, Comm> reducer_;
+};
+
+/// Binds a plan on every rank of the groups. `memory.persistent` has footprint().persistent bytes, is borrowed as long
+/// as the operation lives, and is zeroed here; `memory.arena` gives the windows of the peer path and may be null off
+/// it. The communicators must outlive the operation. Errors: shape_error F05 when the groups have other sizes than the
+/// plan, F14 without an arena on the peer path; those of the arena.
+template <executor Executor, communicator Comm, class Arena>
+Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const Groups<Comm>& groups,
+                                    const Memory<Arena>& memory) {
+  const GroupSizes sizes = groups.sizes();
+  if (sizes.dense != plan.sizes.dense || sizes.expert != plan.sizes.expert || sizes.replicas != plan.sizes.replicas) {
+    fail<shape_error>("pleat[F05]: the plan is for shard groups of ", plan.sizes.dense, " (dense) and ",
+                      plan.sizes.expert, " (expert) ranks and ", plan.sizes.replicas, " replicas; the groups have ",
+                      sizes.dense, ", ", sizes.expert, " and ", sizes.replicas, "; plan with groups.sizes()");
+  }
+  if (plan.transport == Transport::peer && memory.arena == nullptr) {
+    fail<shape_error>("pleat[F14]: the plan moves shards by peer access, but memory.arena is null; give an arena of ",
+                      plan.footprint().symmetric, " bytes, or plan for Transport::collective");
+  }
+  executor.zero(memory.persistent.data, plan.footprint().persistent, {});
+  return {plan, executor, groups, memory};
+}
+
+}  // namespace pleat::inline v0::fsdp

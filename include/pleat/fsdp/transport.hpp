@@ -1,0 +1,182 @@
+// How the shards of one group become whole units and back: by pushes and pulls on peer memory, or by collectives.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <pleat/comm/group_comm.hpp>
+#include <pleat/comm/memory.hpp>
+#include <pleat/core/executor.hpp>
+#include <pleat/fsdp/plan.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// Moves the units of one kind among the ranks of its shard group. Every rank makes the same calls in the same order,
+/// except for `await_gather` and `await_released`, which follow their gather and release wherever the rank needs them.
+template <executor Executor>
+class UnitTransport {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  virtual ~UnitTransport() = default;
+  /// This rank's buffers of whole units.
+  const UnitBuffers& buffers() const { return buffers_; }
+
+  /// Puts the ranks' shards into everybody's slot; this rank's is `shard`. The caller has ordered `s` after the last
+  /// use of its slot.
+  virtual void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) = 0;
+  /// What follows on `s` sees the peers' shards in the slot. Once per gather.
+  virtual void await_gather(int slot, stream_type s) = 0;
+  /// The ranks' terms of this rank's gradient shard, in rank order: one pointer each, valid on `s` until `release`. The
+  /// caller has ordered `s` after its writes to the gradient unit.
+  virtual std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) = 0;
+  /// Its sum is done on `s`.
+  virtual void release(int gradient_unit, stream_type s) = 0;
+  /// What follows on `s` may write the gradient unit: no peer reads it any more. Once per release.
+  virtual void await_released(int gradient_unit, stream_type s) = 0;
+
+ protected:
+  UnitTransport(const Plan& plan, UnitBuffers buffers, int ranks)
+      : compute_(plan.compute),
+        gradient_(plan.gradient),
+        buffers_(std::move(buffers)),
+        terms_(static_cast<std::size_t>(ranks)) {}
+
+  std::byte* slot(int i) const { return buffers_.slots[static_cast<std::size_t>(i)]; }
+  std::byte* gradient_unit(int i) const { return buffers_.gradients[static_cast<std::size_t>(i)]; }
+  std::size_t compute_bytes(std::int64_t elems) const { return static_cast<std::size_t>(elems) * size_bytes(compute_); }
+  std::size_t gradient_bytes(std::int64_t elems) const {
+    return static_cast<std::size_t>(elems) * size_bytes(gradient_);
+  }
+
+  DType compute_;
+  DType gradient_;
+  UnitBuffers buffers_;
+  std::vector<const void*> terms_;
+};
+
+/// Copies and signals: a gather pushes this rank's shard into each peer's slot, a sum reads its terms from the peers'
+/// gradient units. Each slot has the credits free and full, each gradient unit ready and released.
+template <executor Executor, peer_access Peers>
+class PeerTransport final : public UnitTransport<Executor> {
+  using base = UnitTransport<Executor>;
+
+ public:
+  using stream_type = typename base::stream_type;
+
+  static int channels(const KindPlan& kind) { return 2 * (kind.slots + kind.gradient_units); }
+
+  PeerTransport(const Plan& plan, Param kind, Executor executor, Peers peers)
+      : base(plan, carve(plan, kind, peers), peers.size()),
+        executor_(executor),
+        peers_(std::move(peers)),
+        slots_(plan.of(kind).slots) {}
+
+  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) override {
+    const int rank = peers_.rank();
+    const std::size_t bytes = this->compute_bytes(unit.shard_elems(rank));
+    std::byte* const mine = this->slot(slot) + this->compute_bytes(unit.shard_begin(rank));
+    for_each_peer([&](int peer) { peers_.signal(peer, free_channel(slot), s); });
+    executor_.copy(mine, shard, bytes, s);
+    for_each_peer([&](int peer) {
+      peers_.await(peer, free_channel(slot), s);
+      executor_.copy(at_peer(peer, mine), shard, bytes, s);
+      peers_.signal(peer, full_channel(slot), s);
+    });
+  }
+  void await_gather(int slot, stream_type s) override {
+    for_each_peer([&](int peer) { peers_.await(peer, full_channel(slot), s); });
+  }
+  std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
+    for_each_peer([&](int peer) { peers_.signal(peer, ready_channel(gradient_unit), s); });
+    for_each_peer([&](int peer) { peers_.await(peer, ready_channel(gradient_unit), s); });
+    const std::byte* const mine =
+        this->gradient_unit(gradient_unit) + this->gradient_bytes(unit.shard_begin(peers_.rank()));
+    for (int r = 0; r < peers_.size(); ++r) this->terms_[static_cast<std::size_t>(r)] = at_peer(r, mine);
+    return this->terms_;
+  }
+  void release(int gradient_unit, stream_type s) override {
+    for_each_peer([&](int peer) { peers_.signal(peer, released_channel(gradient_unit), s); });
+  }
+  void await_released(int gradient_unit, stream_type s) override {
+    for_each_peer([&](int peer) { peers_.await(peer, released_channel(gradient_unit), s); });
+  }
+
+ private:
+  static UnitBuffers carve(const Plan& plan, Param kind, const Peers& peers) {
+    Carver window(Block{peers.base(peers.rank()), plan.window_bytes(kind)});
+    return plan.carve_units(window, kind);
+  }
+  /// In ring order from the next rank on, so that not all push to the same peer first.
+  template <class F>
+  void for_each_peer(F f) {
+    for (int i = 1; i < peers_.size(); ++i) f((peers_.rank() + i) % peers_.size());
+  }
+  /// The place in the peer's window of what is at `mine` in this rank's.
+  std::byte* at_peer(int peer, const std::byte* mine) const {
+    return peers_.base(peer) + (mine - peers_.base(peers_.rank()));
+  }
+  int free_channel(int slot) const { return 2 * slot; }
+  int full_channel(int slot) const { return 2 * slot + 1; }
+  int ready_channel(int gradient_unit) const { return 2 * (slots_ + gradient_unit); }
+  int released_channel(int gradient_unit) const { return 2 * (slots_ + gradient_unit) + 1; }
+
+  Executor executor_;
+  Peers peers_;
+  int slots_;
+};
+
+/// All-gather, and all-to-all into `workspace` before a local sum. Gathers and sums have communicators of their own, so
+/// that they can run at the same time.
+template <executor Executor, communicator Comm>
+class CollectiveTransport final : public UnitTransport<Executor> {
+  using base = UnitTransport<Executor>;
+
+ public:
+  using stream_type = typename base::stream_type;
+
+  CollectiveTransport(const Plan& plan, UnitBuffers buffers, GroupComm<Comm> gather, GroupComm<Comm> reduce,
+                      std::byte* workspace)
+      : base(plan, std::move(buffers), gather.size()),
+        gather_(gather),
+        reduce_(reduce),
+        workspace_(workspace),
+        counts_(static_cast<std::size_t>(gather.size())),
+        mine_(counts_.size()) {}
+
+  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) override {
+    gather_.all_gather_v(shard, this->slot(slot), shard_counts(unit), this->compute_, s);
+  }
+  void await_gather(int, stream_type) override {}
+  std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
+    const std::byte* const whole = this->gradient_unit(gradient_unit);
+    if (reduce_.size() == 1) {
+      this->terms_[0] = whole;
+      return this->terms_;
+    }
+    const std::int64_t elems = unit.shard_elems(reduce_.rank());
+    std::fill(mine_.begin(), mine_.end(), static_cast<std::size_t>(elems));
+    reduce_.all_to_all_v(whole, shard_counts(unit), workspace_, mine_, this->gradient_, s);
+    for (std::size_t r = 0; r < mine_.size(); ++r) this->terms_[r] = workspace_ + r * this->gradient_bytes(elems);
+    return this->terms_;
+  }
+  void release(int, stream_type) override {}
+  void await_released(int, stream_type) override {}
+
+ private:
+  Counts shard_counts(const UnitLayout& unit) {
+    for (std::size_t r = 0; r < counts_.size(); ++r) {
+      counts_[r] = static_cast<std::size_t>(unit.shard_elems(static_cast<int>(r)));
+    }
+    return counts_;
+  }
+
+  GroupComm<Comm> gather_;
+  GroupComm<Comm> reduce_;
+  std::byte* workspace_;
+  std::vector<std::size_t> counts_;
+  std::vector<std::size_t> mine_;
+};
+
+}  // namespace pleat::inline v0::fsdp

@@ -1,0 +1,50 @@
+// Views of a whole unit: its parameters or gradients as tensors in the unit's buffer.
+#pragma once
+
+#include <pleat/fsdp/layout.hpp>
+#include <pleat/tensor/tensor_ref.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// The parameters of one unit in a buffer of its layout; borrowed, cheap to copy.
+class UnitView {
+ public:
+  UnitView(const UnitLayout& layout, std::byte* base, DType dtype, Device device)
+      : layout_(&layout), base_(base), dtype_(dtype), device_(device) {}
+
+  /// Parameter `param` [shape...], or [experts, shape...] with the expert stride as stride(0).
+  TensorRef operator[](int param) const {
+    TensorRef tensor = at(param, 0);
+    if (layout_->experts != 0) tensor.push_extent(layout_->experts, layout_->expert_stride);
+    push_shape(tensor, param);
+    return tensor;
+  }
+  /// The parameter of one local expert [shape...].
+  TensorRef expert(int param, std::int64_t e) const {
+    TensorRef tensor = at(param, e);
+    push_shape(tensor, param);
+    return tensor;
+  }
+  const UnitLayout& layout() const { return *layout_; }
+
+ private:
+  TensorRef at(int param, std::int64_t expert) const {
+    const std::int64_t offset = layout_->place(param).offset + expert * layout_->expert_stride;
+    return TensorRef(base_ + static_cast<std::size_t>(offset) * size_bytes(dtype_), dtype_, {}, device_);
+  }
+  void push_shape(TensorRef& tensor, int param) const {
+    const ParamPlace& place = layout_->place(param);
+    std::int64_t stride = place.elems;
+    for (const std::int64_t extent : place.spec.shape) {
+      stride = extent == 0 ? 0 : stride / extent;
+      tensor.push_extent(extent, stride);
+    }
+  }
+
+  const UnitLayout* layout_;
+  std::byte* base_;
+  DType dtype_;
+  Device device_;
+};
+
+}  // namespace pleat::inline v0::fsdp
