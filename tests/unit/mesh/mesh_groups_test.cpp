@@ -94,7 +94,9 @@ TEST_CASE("groups of 60 meshes") {
     CHECK(mesh.expert_dp == degree(config, "expt_dp"));
     CHECK(mesh.stage_size == degree(config, "stage_size"));
     Fnv hash;
-    for (const auto& [name, axes] : kinds) {
+    for (const auto& kind : kinds) {
+      const char* const name = kind.first;
+      const AxisSet axes = kind.second;
       CAPTURE(name);
       const Groups ours = all_groups(mesh, axes);
       CHECK(static_cast<int>(ours.size()) == degree(config["num_groups"], name));
