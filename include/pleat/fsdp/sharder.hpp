@@ -242,10 +242,10 @@ class Sharder {
   Reducer<Executor, Comm> reducer_;
 };
 
-/// Binds a plan on every rank of the groups. `memory.persistent` has footprint().persistent bytes, is borrowed as long
-/// as the operation lives, and is zeroed here; `memory.arena` gives the windows of the peer path and may be null off
-/// it. The communicators must outlive the operation. Errors: shape_error F05 when the groups have other sizes than the
-/// plan, F14 without an arena on the peer path; those of the arena.
+/// Binds a plan on every rank of the groups. `memory.persistent` has footprint().persistent bytes and is borrowed as
+/// long as the operation lives, like the communicators; `memory.arena` gives the windows of the peer path and may be
+/// null off it. Masters hold nothing until each parameter is loaded. Errors: shape_error F05 when the groups have other
+/// sizes than the plan, F14 without an arena on the peer path; those of the arena.
 template <executor Executor, communicator Comm, class Arena>
 Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                     const Memory<Arena>& memory) {
@@ -259,7 +259,6 @@ Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const G
     fail<shape_error>("pleat[F14]: the plan moves shards by peer access, but memory.arena is null; give an arena of ",
                       plan.footprint().symmetric, " bytes, or plan for Transport::collective");
   }
-  executor.zero(memory.persistent.data, plan.footprint().persistent, {});
   return {plan, executor, groups, memory};
 }
 
