@@ -69,6 +69,7 @@ class Gatherer {
       fetch(*slot, unit, streams);
     }
     ++slot->holds;
+    slot->last_use = ++uses_;
     prefetch(streams);
     if (!slot->arrived) arrive(*slot, streams.compute);
     state_->executor.wait(streams.compute, slot->gathered);
@@ -94,6 +95,7 @@ class Gatherer {
                           " is held; release it first");
       }
       slot.unit = -1;
+      slot.last_use = 0;
     }
     state_->executor.record(weights_written_, compute);
   }
@@ -111,6 +113,7 @@ class Gatherer {
     int unit = -1;
     int holds = 0;
     bool arrived = true;  // the peers' parts have been awaited
+    std::int64_t last_use = 0;
   };
 
   std::byte* bytes_of(const Slot& slot) const {
@@ -123,14 +126,19 @@ class Gatherer {
     return nullptr;
   }
   std::size_t next_use(const Slot& slot) const { return slot.unit < 0 ? UseOrder::never : order_.next_use(slot.unit); }
-  /// The slot of a kind, not held, whose unit is needed last; null when all are held.
+  /// The slot of a kind, not held, whose unit is needed last (of equals the one used longest ago); null when all are
+  /// held.
   Slot* furthest_use(Param kind) {
     Slot* best = nullptr;
     for (Slot& slot : slots_) {
       if (slot.kind != kind || slot.holds != 0) continue;
-      if (best == nullptr || next_use(slot) > next_use(*best)) best = &slot;
+      if (best == nullptr || is_needed_later(slot, *best)) best = &slot;
     }
     return best;
+  }
+  bool is_needed_later(const Slot& a, const Slot& b) const {
+    const std::size_t next_of_a = next_use(a), next_of_b = next_use(b);
+    return next_of_a != next_of_b ? next_of_a > next_of_b : a.last_use < b.last_use;
   }
   /// Fetches the units of the next uses, in order, as far as there are slots with nothing needed sooner.
   void prefetch(const Streams<stream_type>& streams) {
@@ -176,6 +184,7 @@ class Gatherer {
   std::vector<Slot> slots_;
   UseOrder order_;
   event_type weights_written_;
+  std::int64_t uses_ = 0;
   std::int64_t gathers_ = 0;
 };
 

@@ -1,0 +1,340 @@
+// What a step of the Sharder counts and refuses: gathers, facts of others' faults, errors.
+#include <pleat/fsdp/sharder.hpp>
+
+#include <array>
+#include <functional>
+
+#include <doctest/doctest.h>
+
+#include <pleat/comm.hpp>
+#include <pleat/fsdp.hpp>
+
+#include "support/json.hpp"
+
+namespace {
+
+using namespace pleat;
+using testing_support::Json;
+using Sharder = fsdp::Sharder<HostExecutor, ThreadComm, HostArena>;
+using Groups = fsdp::Groups<ThreadComm>;
+
+/// Binds `units` on every rank of `groups(world)` and runs f(op, world).
+void with_sharder(int ranks, std::vector<fsdp::UnitSpec> units, const fsdp::Options& options,
+                  const std::function<Groups(ThreadComm&)>& groups_of_rank,
+                  const std::function<void(Sharder&, ThreadComm&)>& f) {
+  run_ranks(ranks, [&](ThreadComm& world) {
+    const Groups groups = groups_of_rank(world);
+    const fsdp::Plan plan = fsdp::plan(units, groups.sizes(), options);
+    const HostBuffer persistent(plan.footprint().persistent, 0xff);
+    HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
+    Sharder op =
+        fsdp::bind(plan, HostExecutor{}, groups, Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
+    f(op, world);
+  });
+}
+Groups dense_world(ThreadComm& world) {
+  return {.dense = Groups::Lanes(GroupComm<ThreadComm>(world))};
+}
+/// One vector parameter of `elems` elements per unit.
+std::vector<fsdp::UnitSpec> vectors(int count, std::int64_t elems) {
+  std::vector<fsdp::UnitSpec> units;
+  for (int u = 0; u < count; ++u) {
+    units.push_back({.name = "unit " + std::to_string(u), .params = {{.name = "w", .shape = {elems}}}});
+  }
+  return units;
+}
+template <class T>
+void write(Sharder& op, int unit, std::vector<T> values) {
+  const auto [tensor, accumulate] = op.gradient(unit, {}).write(0);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    T& to = tensor.template as<T>()[i];
+    to = accumulate ? static_cast<T>(to + values[i]) : values[i];
+  }
+}
+template <class T>
+std::vector<T> gradient_of(Sharder& op, int unit, std::size_t elems) {
+  std::vector<T> values(elems);
+  op.export_gradient(unit, 0, values, {});
+  return values;
+}
+
+constexpr Transport transports[] = {Transport::collective, Transport::peer};
+
+TEST_CASE("the last prefetch + 1 units of forward are not gathered again for backward") {
+  const int layers = 5;
+  for (const Transport transport : transports) {
+    for (const int prefetch : {0, 1, 2}) {
+      with_sharder(2, vectors(layers, 7), {.transport = transport, .prefetch = prefetch}, dense_world,
+                   [&](Sharder& op, ThreadComm&) {
+                     const std::vector<float> w(7, 1);
+                     for (int u = 0; u < layers; ++u) op.load(u, 0, w, {});
+                     std::vector<int> order{0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
+                     std::int64_t expected = 0;
+                     for (int step = 0; step < 2; ++step) {
+                       op.begin(order);
+                       for (const int u : order) {
+                         op.acquire(u, {});
+                         op.release(u, {});
+                       }
+                       op.weights_changed({});
+                       expected += 2 * layers - (prefetch + 1);
+                       if (op.gathers() != expected) fail<error>(op.gathers(), " gathers instead of ", expected);
+                     }
+                   });
+    }
+  }
+}
+
+TEST_CASE("slots and gradient units are as many as neighbouring units need") {
+  std::vector<fsdp::UnitSpec> units = vectors(2, 8);
+  for (int layer = 0; layer < 3; ++layer) {
+    units.push_back({.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {4}, .experts = 2}}});
+    units.push_back(vectors(1, 8)[0]);
+  }
+  const fsdp::Plan one = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 1});
+  CHECK(one.of(Param::dense).slots == 2);
+  CHECK(one.of(Param::expert).slots == 1);
+  CHECK(one.of(Param::dense).gradient_units == 2);
+  CHECK(one.of(Param::expert).gradient_units == 1);
+  const fsdp::Plan three = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 3});
+  CHECK(three.of(Param::dense).slots == 3);
+  CHECK(three.of(Param::expert).slots == 2);
+  CHECK(three.of(Param::expert).ranks == 2);
+}
+
+TEST_CASE("a prefetch that the next order does not use is awaited before its slot serves again") {
+  with_sharder(3, vectors(4, 6), {.transport = Transport::peer, .prefetch = 1}, dense_world,
+               [&](Sharder& op, ThreadComm&) {
+                 for (int u = 0; u < 4; ++u) op.load(u, 0, std::vector<float>(6, static_cast<float>(u)), {});
+                 for (int round = 0; round < 20; ++round) {
+                   for (const std::array<int, 2> order : {std::array{0, 1}, {2, 3}, {1, 0}, {3, 1}}) {
+                     op.begin(order);
+                     const fsdp::UnitView view = op.acquire(order[0], {});  // fetches order[1], which nobody acquires
+                     for (int i = 0; i < 6; ++i) {
+                       if (view[0].as<float>()[i] != static_cast<float>(order[0])) fail<error>("a stale slot");
+                     }
+                     op.release(order[0], {});
+                     if (round % 3 == 0) op.weights_changed({});
+                   }
+                 }
+               });
+}
+
+TEST_CASE("a unit is gathered without an order, and may be held twice") {
+  with_sharder(2, vectors(3, 4), {.prefetch = 1}, dense_world, [&](Sharder& op, ThreadComm&) {
+    for (int u = 0; u < 3; ++u) op.load(u, 0, std::vector<double>(4, u), {});
+    for (const int u : {2, 0, 2, 1}) {
+      const fsdp::UnitView first = op.acquire(u, {});
+      const fsdp::UnitView second = op.acquire(u, {});
+      op.release(u, {});
+      if (second[0].data() != first[0].data() || first[0].as<float>()[3] != static_cast<float>(u)) {
+        fail<error>("wrong view");
+      }
+      op.release(u, {});
+    }
+    if (op.gathers() != 3) fail<error>(op.gathers(), " gathers");
+  });
+}
+
+TEST_CASE("facts: two replicas of two shards, two micro-batches") {
+  const Json fact = Json::facts("fsdp.json")["hsdp"];
+  const auto size = static_cast<std::int64_t>(fact["P"].integer());
+  for (const Transport transport : transports) {
+    run_ranks(4, [&](ThreadComm& world) {
+      const MeshComms comms(FoldedMesh<1, 4, 1, 1, 2>{}, world, std::array{Lane::main, Lane::gather, Lane::reduce});
+      const auto groups = fsdp::groups_of(comms);
+      const fsdp::Plan plan = fsdp::plan(vectors(1, size), groups.sizes(),
+                                         {.compute = DType::f64, .transport = transport, .alignment_elems = 1});
+      const HostBuffer persistent(plan.footprint().persistent, 0xff);
+      HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
+      Sharder op = fsdp::bind(plan, HostExecutor{}, groups,
+                              Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
+      const auto replica = static_cast<std::size_t>(world.rank() / 2),
+                 shard = static_cast<std::size_t>(world.rank() % 2);
+      for (std::size_t micro = 0; micro < 2; ++micro) {
+        write(op, 0, fact["grads"][replica][shard][micro].numbers());
+        op.reduce(0, {});
+      }
+      op.finish_gradients({});
+      const auto* mine = static_cast<const double*>(op.shards()[0].gradient);
+      const std::vector<double> held(mine, mine + op.shards()[0].elems);
+      if (held != fact["expected_by_shard"][shard].numbers()) fail<error>("the shard's sum is wrong");
+      if (gradient_of<double>(op, 0, 4) != fact["expected_sum"].numbers()) fail<error>("the sum is wrong");
+    });
+  }
+}
+
+TEST_CASE("facts: a group of one adds micro-batches 1, 2, 3, 4 to 1, 3, 6, 10") {
+  const Json fact = Json::facts("fsdp.json")["dp1_accumulate"];
+  for (const Transport transport : transports) {
+    with_sharder(1, vectors(1, 1), {.transport = transport}, dense_world, [&](Sharder& op, ThreadComm&) {
+      for (std::size_t micro = 0; micro < 4; ++micro) {
+        write(op, 0, std::vector<float>{static_cast<float>(fact["g"][micro].number())});
+        op.reduce(0, {});
+        CHECK(*static_cast<const float*>(op.shards()[0].gradient) == fact["expected"][micro].number());
+      }
+      op.finish_gradients({});
+      write(op, 0, std::vector<float>{5});
+      op.reduce(0, {});  // of the next step: replaces
+      CHECK(*static_cast<const float*>(op.shards()[0].gradient) == 5);
+    });
+  }
+}
+
+TEST_CASE("facts: bfloat16 terms are added in float, over ranks and over micro-batches") {
+  const Json fact = Json::facts("fsdp.json")["precision"];
+  const Json ring = fact["ring_bf16_256_plus_ones"];
+  const fsdp::Options options{.compute = DType::bf16, .gradient = DType::bf16};
+  with_sharder(8, vectors(1, 1), options, dense_world, [&](Sharder& op, ThreadComm& world) {
+    const double mine = ring["ranks"][static_cast<std::size_t>(world.rank())].number();
+    write(op, 0, std::vector<bfloat16>{bfloat16(static_cast<float>(mine))});
+    op.reduce(0, {});
+    op.finish_gradients({});
+    const float sum = gradient_of<float>(op, 0, 1)[0];
+    if (sum != ring["exact"].number()) fail<error>("not exact in float");
+    if (bfloat16(sum) != ring["fp32_accum_then_bf16"].number()) fail<error>("rounded otherwise");
+  });
+  with_sharder(1, vectors(1, 1), options, dense_world, [&](Sharder& op, ThreadComm&) {
+    const auto accumulated = [&](int count, float value) {
+      for (int micro = 0; micro < count; ++micro) {
+        write(op, 0, std::vector<bfloat16>{bfloat16(value)});
+        op.reduce(0, {});
+      }
+      op.finish_gradients({});
+      return gradient_of<float>(op, 0, 1)[0];
+    };
+    CHECK(accumulated(512, 1) == fact["bf16_accumulate_512_ones"]["fp32"].number());
+    CHECK(accumulated(1000, 1e-3F) ==
+          doctest::Approx(fact["bf16_accumulate_1000x1e-3"]["fp32"].number()).epsilon(1e-4));
+  });
+}
+
+TEST_CASE("facts: an expert's gradient is the plain sum over its shard group, whatever the ep degree") {
+  const Json fact = Json::facts("fsdp.json")["ep_grad_scale"];
+  for (const int ep : {1, 2, 4}) {
+    run_ranks(4, [&](ThreadComm& world) {
+      const MeshComms comms(RuntimeMesh::fold({.world = 4, .ep = ep}), world,
+                            std::array{Lane::main, Lane::gather, Lane::reduce});
+      const auto groups = fsdp::groups_of(comms);
+      const std::int64_t local_experts = 4 / ep;
+      const std::vector<fsdp::UnitSpec> units{
+          {.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {}, .experts = local_experts}}}};
+      const fsdp::Plan plan = fsdp::plan(units, groups.sizes());
+      const HostBuffer persistent(plan.footprint().persistent, 0xff);
+      Sharder op = fsdp::bind(plan, HostExecutor{}, groups,
+                              Memory<HostArena>{.persistent = persistent.block(), .arena = nullptr});
+      // All tokens go to expert 0, on the ep ranks 0: each has those of its ep group, x = 1, 2, 3, 4.
+      const auto ep_group = comms.get<Axis::ep>().ranks();
+      if (coordinate(comms.mesh(), world.rank()).ep == 0) {
+        float sum = 0;
+        for (const int r : ep_group) sum += static_cast<float>(r + 1);
+        const auto [tensor, accumulate] = op.gradient(0, {}).write(0, 0);
+        *tensor.as<float>() = sum;
+      }
+      op.reduce(0, {});
+      op.finish_gradients({});
+      const double expected =
+          coordinate(comms.mesh(), world.rank()).ep == 0 ? fact["expected_plain_sum_over_expt_dp"].number() : 0.0;
+      std::vector<float> gradient(static_cast<std::size_t>(local_experts));
+      op.export_gradient(0, 0, TensorRef(gradient.data(), {local_experts}), {});
+      if (gradient[0] != expected) fail<error>("a sum of ", static_cast<int>(gradient[0]));
+      for (std::size_t e = 1; e < gradient.size(); ++e) {
+        if (gradient[e] != 0) fail<error>("an expert without tokens has a gradient");
+      }
+    });
+  }
+}
+
+TEST_CASE("frozen and unused parameters: gathered; zero or no gradient at all") {
+  const std::vector<fsdp::UnitSpec> units{
+      {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}},
+      {.name = "b", .params = {{.name = "table", .shape = {3}, .frozen = true}}}};
+  with_sharder(2, units, {}, dense_world, [&](Sharder& op, ThreadComm&) {
+    const std::vector<float> values{1, 2, 3};
+    for (const auto& [u, p] : {std::pair{0, 0}, {0, 1}, {1, 0}}) op.load(u, p, values, {});
+    if (op.acquire(1, {})[0].as<float>()[2] != 3) fail<error>("not gathered");
+    op.reduce(1, {});  // nothing to do
+    if (op.shards()[1].gradient != nullptr || op.shards()[1].piece_count != 0)
+      fail<error>("a gradient of a frozen unit");
+    write(op, 0, std::vector<float>{7, 7, 7});
+    op.reduce(0, {});
+    op.finish_gradients({});
+    if (gradient_of<float>(op, 0, 3) != std::vector<float>{14, 14, 14}) fail<error>("wrong sum");
+    op.finish_gradients({});  // a step in which nothing was reduced
+    if (gradient_of<float>(op, 0, 3) != std::vector<float>{0, 0, 0}) fail<error>("a gradient was left over");
+  });
+}
+
+template <class F>
+void check_error(const char* text, F f) {
+  CAPTURE(text);
+  CHECK_THROWS_WITH_AS(f(), doctest::Contains(text), shape_error);
+}
+
+TEST_CASE("calls that do not fit are errors with the values") {
+  std::vector<fsdp::UnitSpec> units = vectors(3, 4);
+  units.push_back({.name = "frozen", .params = {{.name = "table", .shape = {3}, .frozen = true}}});
+  with_sharder(1, units, {.prefetch = 0}, dense_world, [&](Sharder& op, ThreadComm&) {
+    const std::vector<float> w(4, 1);
+    for (int u = 0; u < 3; ++u) op.load(u, 0, w, {});
+    op.load(3, 0, std::vector<float>(3), {});
+
+    check_error("pleat[F07]: load of parameter w of unit unit 1 got f32 [5] on host; it must be f32 [4]",
+                [&] { op.load(1, 0, std::vector<float>(5), {}); });
+    check_error("pleat[F07]", [&] { op.load(1, 0, TensorRef(w.data(), {2, 2}), {}); });
+    std::vector<double> wide(4);
+    check_error("pleat[F07]: export_master into a tensor of f64; it must be of f32",
+                [&] { op.export_master(0, 0, wide, {}); });
+
+    op.begin(std::array{0, 1});
+    check_error("pleat[F09]: use 0 is of unit unit 1, but the order given to begin() has unit 0",
+                [&] { op.acquire(1, {}); });
+    op.acquire(0, {});
+    check_error("pleat[F10]: unit unit 1 has no slot: all 1 of its kind are held", [&] { op.acquire(1, {}); });
+    check_error("pleat[F10]: weights changed while unit unit 0 is held", [&] { op.weights_changed({}); });
+    op.release(0, {});
+    check_error("pleat[F10]: unit unit 0 is released, but nobody holds it", [&] { op.release(0, {}); });
+    check_error("pleat[F09]: use 2 is of unit unit 1, but the order given to begin() has ended",
+                [&] { op.acquire(1, {}); });
+
+    check_error("pleat[F11]: all parameters of unit frozen are frozen", [&] { op.gradient(3, {}); });
+    check_error("pleat[F11]", [&] { op.export_gradient(3, 0, std::vector<float>(3), {}); });
+    op.gradient(0, {});
+    op.gradient(1, {});
+    check_error("pleat[F12]: the gradients of unit unit 2 have no buffer: all 2 of its kind are being written",
+                [&] { op.gradient(2, {}); });
+    op.reduce(0, {});
+    op.gradient(2, {});
+
+    check_error("pleat[F13]: there is no unit 4; units are 0 to 3", [&] { op.acquire(4, {}); });
+    check_error("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0", [&] { op.load(0, 1, w, {}); });
+    check_error("pleat[F13]", [&] { op.begin(std::array{0, -1}); });
+  });
+
+  const std::vector<fsdp::UnitSpec> mixed{
+      {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}}};
+  with_sharder(1, mixed, {}, dense_world, [&](Sharder& op, ThreadComm&) {
+    check_error("pleat[F11]: parameter table of unit a is frozen", [&] { op.gradient(0, {}).write(1); });
+  });
+}
+
+TEST_CASE("plans and binds that do not fit are errors with the values") {
+  const auto units = vectors(1, 4);
+  check_error("pleat[F08]: 0 replicas and a prefetch of 1", [&] { fsdp::plan(units, {.replicas = 0}); });
+  check_error("pleat[F08]: 1 replicas and a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
+  check_error("pleat[F08]: parameters cannot be computed with in i32",
+              [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });
+  check_error("pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32 f32",
+              [&] { fsdp::plan(units, {}, {.gradient = DType::bf16}); });
+
+  const HostBuffer persistent(1 << 16);
+  const Memory<HostArena> memory{.persistent = persistent.block(), .arena = nullptr};
+  check_error(
+      "pleat[F05]: the plan is for shard groups of 2 (dense) and 1 (expert) ranks and 1 replicas; the groups have 1",
+      [&] { fsdp::bind(fsdp::plan(units, {.dense = 2}), HostExecutor{}, Groups{}, memory); });
+  check_error("pleat[F14]", [&] {
+    fsdp::bind(fsdp::plan(units, {}, {.transport = Transport::peer}), HostExecutor{}, Groups{}, memory);
+  });
+}
+
+}  // namespace
