@@ -1,0 +1,165 @@
+// What the conformance suites share: a backend's description, one rank's side of a check, data that tells its origin.
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <pleat/comm/communicator.hpp>
+#include <pleat/comm/group_comm.hpp>
+#include <pleat/core/block.hpp>
+
+#include <doctest/doctest.h>
+
+#include <support/watchdog.hpp>
+
+namespace conformance {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+
+/// What a suite needs to know of a backend. Ranks are threads of this process, so that a check's ranks share its
+/// locals.
+///
+/// - `run(ranks, deadline, f)` calls `f(comm)` on every rank and throws as `pleat::run_ranks` does.
+/// - `Stream`: one rank's stream, `get()` of `comm_type::stream_type`.
+/// - `Buffer(bytes)`: device memory filled with 0xff, with `block()`, `upload(source)` and `download(target)` of all of
+///   its bytes; both wait for the whole device.
+/// - `status(comm)`: a function that says what each rank did last.
+template <class B>
+concept backend = pleat::communicator<typename B::comm_type> &&
+    requires(typename B::comm_type& comm, const typename B::Stream& stream, typename B::Buffer& buffer,
+             std::byte* bytes, void (*f)(typename B::comm_type&)) {
+  { stream.get() } -> std::same_as<typename B::comm_type::stream_type>;
+  { buffer.block() } -> std::same_as<pleat::Block>;
+  buffer.upload(bytes);
+  buffer.download(bytes);
+  B::run(1, 1ms, f);
+  { B::status(comm) } -> std::same_as<std::function<std::string()>>;
+};
+
+inline constexpr int sizes[] = {1, 2, 3, 4, 5, 8};
+inline constexpr pleat::DType dtypes[] = {pleat::DType::f64, pleat::DType::f32, pleat::DType::bf16,
+                                          pleat::DType::i64, pleat::DType::i32, pleat::DType::u8};
+
+using Bytes = std::vector<std::byte>;
+
+/// Bytes that no other (from, to, tag) has; of any dtype, NaNs among them.
+inline Bytes pattern(std::size_t bytes, int from, int to = 0, unsigned tag = 0) {
+  std::seed_seq seed{static_cast<unsigned>(from), static_cast<unsigned>(to), tag};
+  std::minstd_rand random(seed);
+  Bytes data(bytes);
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random() >> 8);
+  return data;
+}
+inline void append(Bytes& all, const Bytes& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) throw std::runtime_error(pleat::message_of("check failed: ", parts...).c_str());
+}
+template <class... Parts>
+void require_equal(const Bytes& found, const Bytes& expected, const Parts&... parts) {
+  require(found.size() == expected.size(), parts..., ": ", found.size(), " bytes instead of ", expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    require(found[i] == expected[i], parts..., ": byte ", i, " is ", static_cast<int>(found[i]), " instead of ",
+            static_cast<int>(expected[i]));
+  }
+}
+
+/// A check runs on the communicator itself, or on a GroupComm over it.
+struct Whole {
+  template <class Comm>
+  static Comm& of(Comm& world) {
+    return world;
+  }
+};
+struct Handle {
+  template <class Comm>
+  static pleat::GroupComm<Comm> of(Comm& world) {
+    return pleat::GroupComm<Comm>(world);
+  }
+};
+
+/// One rank's side of a check: its communicator, its stream, and the way between host and device.
+template <class Backend, class Comm>
+class Site {
+ public:
+  using Buffer = typename Backend::Buffer;
+
+  Site(typename Backend::comm_type& world, Comm& group)
+      : comm(group), random(static_cast<unsigned>(world.rank()) + 1), world_(world) {}
+
+  int rank() const { return comm.rank(); }
+  int size() const { return comm.size(); }
+  auto s() const { return stream_.get(); }
+  /// Waits for the work on the stream, and throws if it failed.
+  void finish() { world_.wait(s()); }
+
+  Buffer upload(const Bytes& data) const {
+    Buffer buffer(data.size());
+    buffer.upload(data.data());
+    return buffer;
+  }
+  Bytes download(const Buffer& buffer) {
+    finish();
+    Bytes data(buffer.block().size_bytes);
+    buffer.download(data.data());
+    return data;
+  }
+  /// Goes on at some other time than the peers.
+  void dawdle() {
+    const auto pause = random() % 8;
+    if (pause < 4) return;
+    if (pause < 7) return std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+  }
+
+  Comm& comm;
+  std::minstd_rand random;
+
+ private:
+  typename Backend::comm_type& world_;
+  typename Backend::Stream stream_;
+};
+
+/// Runs `f(site)` on `ranks` ranks under a watchdog.
+template <backend Backend, class View, class F>
+void on_ranks(const std::string& name, int ranks, F f, milliseconds deadline = 60s) {
+  testing_support::Watchdog watchdog(name + " on " + std::to_string(ranks) + " ranks");
+  Backend::run(ranks, deadline, [&](typename Backend::comm_type& world) {
+    if (world.rank() == 0) watchdog.watch(Backend::status(world));
+    auto&& comm = View::of(world);
+    Site<Backend, std::remove_reference_t<decltype(comm)>> site(world, comm);
+    f(site);
+  });
+}
+
+/// Runs one check at every size and reports it by name.
+template <class F>
+void at_all_sizes(const std::string& name, F check) {
+  for (const int ranks : sizes) {
+    std::string failure;
+    try {
+      check(name, ranks);
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+    CHECK_MESSAGE(failure.empty(), name, " on ", ranks, " ranks: ", failure);
+  }
+}
+template <backend Backend, class View, class F>
+void at_all_sizes_on_ranks(const std::string& name, F f) {
+  at_all_sizes(name, [&](const std::string& label, int ranks) { on_ranks<Backend, View>(label, ranks, f); });
+}
+
+}  // namespace conformance
