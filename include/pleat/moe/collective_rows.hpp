@@ -1,0 +1,83 @@
+// Rows between ranks by collectives: the host reads the counts, then one all_to_all_v moves the packed rows.
+#pragma once
+
+#include <vector>
+
+#include <pleat/comm/group_comm.hpp>
+#include <pleat/core/executor.hpp>
+#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/leaf.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// The transport of Transport::collective; the interface is that of PeerRows. Both ways share one pair of buffers.
+template <executor Executor, communicator Comm>
+class CollectiveRows {
+ public:
+  using Stream = typename Executor::stream_type;
+  using leaf = moe_leaf<typename Executor::device_type>;
+
+  CollectiveRows(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> comm, Carver& scratch,
+                 Carver& persistent, Carver& pinned)
+      : plan_(plan),
+        executor_(executor),
+        comm_(comm),
+        buffers_(plan.carve_buffers(scratch)),
+        tables_(plan.carve_collective_tables(persistent)),
+        pinned_(plan.carve_pinned(pinned)),
+        send_bytes_(static_cast<std::size_t>(plan.ranks)),
+        recv_bytes_(static_cast<std::size_t>(plan.ranks)) {
+    const auto n = static_cast<std::size_t>(plan.ranks);
+    const std::vector<std::byte*> outgoing(n, buffers_.outgoing), incoming(n, buffers_.incoming);
+    executor.copy(tables_.outgoing, outgoing.data(), n * sizeof(std::byte*), {});
+    executor.copy(tables_.incoming, incoming.data(), n * sizeof(std::byte*), {});
+  }
+
+  RowTable open(Way way, RowKind kind, DispatchSaved& saved, Stream s) {
+    DispatchRecord& r = saved.record;
+    if (kind == RowKind::token) leaf::sum_before(plan_.ranks, r.send_counts, r.send_first, s);
+    return {tables_.outgoing, way == Way::to_experts ? r.send_first : r.recv_first, plan_.format(kind)};
+  }
+
+  RowTable deliver(Way way, RowKind kind, DispatchSaved& saved, Stream s) {
+    const DispatchRecord& r = saved.record;
+    if (kind == RowKind::token) exchange_counts(saved, s);
+    const std::int64_t* sent = saved.host_counts.data();
+    const std::int64_t* received = sent + plan_.ranks;
+    if (way == Way::to_sources) std::swap(sent, received);
+    const RowFormat format = plan_.format(kind);
+    for (int p = 0; p < plan_.ranks; ++p) {
+      send_bytes_[static_cast<std::size_t>(p)] = static_cast<std::size_t>(sent[p]) * format.row_bytes;
+      recv_bytes_[static_cast<std::size_t>(p)] = static_cast<std::size_t>(received[p]) * format.row_bytes;
+    }
+    comm_.all_to_all_v(buffers_.outgoing, send_bytes_, buffers_.incoming, recv_bytes_, DType::u8, s);
+    return {tables_.incoming, way == Way::to_experts ? r.recv_first : r.send_first, format};
+  }
+
+  void release(Way, Stream) {}
+
+ private:
+  void exchange_counts(DispatchSaved& saved, Stream s) {
+    const DispatchRecord& r = saved.record;
+    const std::size_t bytes = static_cast<std::size_t>(plan_.ranks) * sizeof(std::int64_t);
+    comm_.all_to_all(r.send_counts, r.recv_counts, 1, DType::i64, s);
+    leaf::sum_before(plan_.ranks, r.recv_counts, r.recv_first, s);
+    executor_.copy(pinned_, r.send_counts, bytes, s);
+    executor_.copy(pinned_ + plan_.ranks, r.recv_counts, bytes, s);
+    if (comm_.comm() != nullptr) comm_.comm()->wait(s);
+    for (std::size_t i = 0; i < saved.host_counts.size(); ++i) {
+      saved.host_counts[i] = std::max<std::int64_t>(pinned_[i], 0);  // a rank with too many tokens sends none
+    }
+  }
+
+  DispatchPlan plan_;
+  Executor executor_;
+  GroupComm<Comm> comm_;
+  DispatchBuffers buffers_;
+  CollectiveRowTables tables_;
+  std::int64_t* pinned_;
+  std::vector<std::size_t> send_bytes_;
+  std::vector<std::size_t> recv_bytes_;
+};
+
+}  // namespace pleat::inline v0::moe

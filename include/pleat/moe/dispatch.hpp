@@ -1,0 +1,207 @@
+// Dispatch and combine: token rows to the ranks of their experts and weighted results back, with their gradients.
+#pragma once
+
+#include <variant>
+
+#include <pleat/comm/memory.hpp>
+#include <pleat/core/streams.hpp>
+#include <pleat/moe/collective_rows.hpp>
+#include <pleat/moe/operand.hpp>
+#include <pleat/moe/peer_rows.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// The rows a rank's experts work on, in device memory: `rows` [capacity_rows, hidden] dtype, of which expert e has
+/// [offsets[e], offsets[e + 1]), multiples of row_alignment; `offsets` [experts_local + 1] i64. An expert's rows are in
+/// the order (source rank, token), pad rows at its end are zero; rows past the last offset are never written.
+struct ExpertRows {
+  TensorRef rows;
+  TensorRef offsets;
+};
+
+/// The bound operation. Every rank of the ep group makes the same calls in the same order, with any number of tokens up
+/// to max_tokens, 0 among them. All work is ordered on `streams.compute`; with peer access the host learns nothing of
+/// the routing. Each token's row travels once to each rank that hosts one of its experts, both ways; sums run in
+/// ascending expert, then rank order, so the same inputs give the same bits, with either transport.
+///
+/// A rank that has more than max_tokens sends no row but says so: its outputs are zero, and `check` throws E08 on every
+/// rank of the group. Errors of all calls: shape_error T07, E01; comm_error of the communicator.
+template <executor Executor, communicator Comm, symmetric_arena Arena>
+class Dispatch {
+ public:
+  using device_type = typename Executor::device_type;
+  using Stream = typename Executor::stream_type;
+  using leaf = moe_leaf<device_type>;
+  static constexpr DeviceKind kind = device_kind<device_type>;
+
+  /// Errors: shape_error T02, comm_error C07, C08, E06, E09.
+  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory)
+      : plan_(plan),
+        executor_(executor),
+        ep_(ep),
+        persistent_(memory.persistent),
+        status_(plan.carve_status(persistent_)),
+        rows_(make_rows(memory)) {
+    executor_.zero(status_, sizeof(DispatchStatus), {});
+  }
+  const DispatchPlan& plan() const { return plan_; }
+
+  /// x [tokens, hidden] dtype, ids [tokens, k] i32, weights [tokens, k] acc -> the rows of this rank's experts, which
+  /// lie in `saved`. Ids are distinct experts; others are unrouted: they take no part, and are counted in `status`.
+  template <class X, class Ids, class Weights>
+  ExpertRows dispatch(const Streams<Stream>& streams, const X& x, const Ids& ids, const Weights& weights,
+                      DispatchSaved& saved) {
+    const TensorRef in = dense("x", x, plan_.shape.dtype, kind, {any_extent, plan_.shape.hidden});
+    const TensorRef chosen = dense("ids", ids, DType::i32, kind, {in.extent(0), plan_.shape.k});
+    const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {in.extent(0), plan_.shape.k});
+    const Stream s = streams.compute;
+    saved.tokens = in.extent(0);
+    saved.planned_tokens = saved.tokens > plan_.shape.max_tokens ? 0 : saved.tokens;
+    const auto* chosen_ids = chosen.template as<std::int32_t>();
+    leaf::plan_sends(plan_, saved.tokens, chosen_ids, saved.record, status_, s);
+    exchange(
+        Way::to_experts, RowKind::token, saved, s,
+        [&](const RowTable& out) {
+          leaf::pack(plan_, saved.planned_tokens, in.data(), chosen_ids, w.data(), saved.record, out, s);
+        },
+        [&](const RowTable& rows) {
+          leaf::plan_rows(plan_, ep_.rank(), rows, saved.record, status_, s);
+          leaf::expand(plan_, rows, saved.record, s);
+        });
+    return rows(saved);
+  }
+
+  /// The rows that `dispatch` returned.
+  ExpertRows rows(const DispatchSaved& saved) const {
+    const Device device{kind, 0};
+    return {{saved.record.rows, plan_.shape.dtype, {plan_.capacity_rows(), plan_.shape.hidden}, device},
+            {saved.record.offsets, DType::i64, {plan_.experts_local() + 1}, device}};
+  }
+
+  /// expert_out [capacity_rows, hidden] dtype -> y [tokens, hidden] dtype, overwritten: each token's sum of weight *
+  /// result over its experts, 0 for a token without any. Summed per rank, then over ranks, each rounded to dtype once.
+  template <class Out, class Y>
+  void combine(const Streams<Stream>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y) {
+    const TensorRef out = expert_rows("expert_out", expert_out);
+    const TensorRef result = token_rows("y", y, saved);
+    const Stream s = streams.compute;
+    exchange(
+        Way::to_sources, RowKind::result, saved, s,
+        [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
+        [&](const RowTable& rows) {
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), nullptr, s);
+        });
+    zero_unplanned(result, saved, s);
+  }
+
+  /// dy [tokens, hidden] dtype -> dexpert_out [capacity_rows, hidden] dtype: weight * dy of each row's token, pad rows
+  /// zero. Also saves the gradients of the weights, <dy, expert_out>; expert_out is what `combine` was given.
+  template <class DY, class Out, class DOut>
+  void combine_backward(const Streams<Stream>& streams, const DY& dy, const Out& expert_out, DispatchSaved& saved,
+                        const DOut& dexpert_out) {
+    const TensorRef in = token_rows("dy", dy, saved);
+    const TensorRef out = expert_rows("expert_out", expert_out);
+    const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
+    const Stream s = streams.compute;
+    exchange(
+        Way::to_experts, RowKind::gradient, saved, s,
+        [&](const RowTable& rows) {
+          leaf::pack(plan_, saved.planned_tokens, in.data(), nullptr, nullptr, saved.record, rows, s);
+        },
+        [&](const RowTable& rows) { leaf::expand_gradient(plan_, rows, out.data(), saved.record, dout.data(), s); });
+  }
+
+  /// dexpert_rows [capacity_rows, hidden] dtype -> dx [tokens, hidden] dtype and dweights [tokens, k] acc, overwritten;
+  /// unrouted choices have gradient 0. Of a call with too many tokens dweights is not written.
+  template <class DRows, class DX, class DWeights>
+  void dispatch_backward(const Streams<Stream>& streams, const DRows& dexpert_rows, DispatchSaved& saved, const DX& dx,
+                         const DWeights& dweights) {
+    const TensorRef drows = expert_rows("dexpert_rows", dexpert_rows);
+    const TensorRef result = token_rows("dx", dx, saved);
+    const TensorRef dw = dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k});
+    const Stream s = streams.compute;
+    exchange(
+        Way::to_sources, RowKind::token_gradient, saved, s,
+        [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
+        [&](const RowTable& rows) {
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), dw.data(), s);
+        });
+    zero_unplanned(result, saved, s);
+  }
+
+  /// Device memory, for a step that reduces it with its gradient norm.
+  const DispatchStatus* status() const { return status_; }
+  /// Reads the status: waits for the work on `streams.compute`. Errors: shape_error E08, on every rank of the group
+  /// alike.
+  DispatchStatus check(const Streams<Stream>& streams) const {
+    DispatchStatus now;
+    executor_.copy(&now, status_, sizeof(now), streams.compute);
+    if (ep_.comm() != nullptr) ep_.comm()->wait(streams.compute);
+    if (now.poisoned_rank != 0) {
+      fail<shape_error>("pleat[E08]: rank ", now.poisoned_rank - 1, " of the ep group ", ep_.ranks(), " had ",
+                        now.poisoned_tokens, " tokens, more than max_tokens=", plan_.shape.max_tokens,
+                        "; plan with a larger max_tokens");
+    }
+    return now;
+  }
+
+ private:
+  /// One transfer: `write` the rows I send, then `read` those that came.
+  template <class Write, class Read>
+  void exchange(Way way, RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
+    std::visit(
+        [&](auto& transport) {
+          write(transport.open(way, row_kind, saved, s));
+          read(transport.deliver(way, row_kind, saved, s));
+          transport.release(way, s);
+        },
+        rows_);
+  }
+
+  template <class T>
+  TensorRef expert_rows(const char* what, const T& t) const {
+    return dense(what, t, plan_.shape.dtype, kind, {plan_.capacity_rows(), plan_.shape.hidden});
+  }
+  template <class T>
+  TensorRef token_rows(const char* what, const T& t, const DispatchSaved& saved) const {
+    return dense(what, t, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden});
+  }
+  void zero_unplanned(const TensorRef& t, const DispatchSaved& saved, Stream s) const {
+    const auto row_bytes = static_cast<std::size_t>(t.extent(1)) * size_bytes(t.dtype());
+    executor_.zero(static_cast<std::byte*>(t.data()) + static_cast<std::size_t>(saved.planned_tokens) * row_bytes,
+                   static_cast<std::size_t>(saved.tokens - saved.planned_tokens) * row_bytes, s);
+  }
+
+  using Peers = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
+  using Rows = std::variant<PeerRows<Executor, Peers>, CollectiveRows<Executor, Comm>>;
+  Rows make_rows(const Memory<Arena>& memory) {
+    check_group(ep_.size(), plan_.ranks);
+    if (plan_.options.transport == Transport::collective) {
+      Carver scratch(memory.scratch), pinned(memory.pinned_host);
+      return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent_, pinned);
+    }
+    if (memory.arena == nullptr) {
+      fail<comm_error>(
+          "pleat[E09]: transport=peer needs a symmetric arena; give Memory one, or plan transport=collective");
+    }
+    using PeerTransport = PeerRows<Executor, Peers>;
+    Peers peers = memory.arena->open(ep_.ranks(), plan_.footprint().symmetric, PeerTransport::channels);
+    return PeerTransport(plan_, executor_, std::move(peers), persistent_);
+  }
+
+  DispatchPlan plan_;
+  Executor executor_;
+  GroupComm<Comm> ep_;
+  Carver persistent_;
+  DispatchStatus* status_;
+  Rows rows_;
+};
+
+/// Collective over the arena's ranks in the sense of symmetric_arena; see Dispatch for the errors.
+template <executor Executor, communicator Comm, symmetric_arena Arena>
+Dispatch<Executor, Comm, Arena> bind(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep,
+                                     const Memory<Arena>& memory) {
+  return {plan, executor, ep, memory};
+}
+
+}  // namespace pleat::inline v0::moe

@@ -1,0 +1,189 @@
+// The experts: a SwiGLU MLP per expert over expert-major rows, as grouped products.
+#pragma once
+
+#include <pleat/comm/memory.hpp>
+#include <pleat/core/carve.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/core/streams.hpp>
+#include <pleat/moe/leaf.hpp>
+#include <pleat/moe/operand.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// The matrices [experts_local, rows, cols] of one kind: matrix e is row-major and starts e * expert_stride elements
+/// after the first, so that views into an expert-major parameter unit need no copy. T is a float type, const or not.
+template <element T>
+TensorRef expert_matrix(T* first, std::int64_t experts_local, std::int64_t rows, std::int64_t cols,
+                        std::int64_t expert_stride, Device device = {}) {
+  TensorRef matrix(const_cast<std::remove_const_t<T>*>(first), dtype_of<T>, {}, device);
+  matrix.push_extent(experts_local, expert_stride);
+  matrix.push_extent(rows, cols);
+  matrix.push_extent(cols, 1);
+  return matrix;
+}
+
+/// gate and up [experts_local, inner, hidden], down [experts_local, hidden, inner]: weights of the plan's dtype, or
+/// their gradients of its accumulator. y = down * (silu(gate * x) * (up * x)). source: arXiv 2002.05202
+struct ExpertMatrices {
+  TensorRef gate;
+  TensorRef up;
+  TensorRef down;
+};
+
+struct ExpertShape {
+  int experts_local = 0;
+  std::int64_t hidden = 0;
+  std::int64_t inner = 0;
+  /// Rows of the expert-major arrays: DispatchPlan::capacity_rows().
+  std::int64_t capacity_rows = 0;
+  DType dtype = DType::f32;
+};
+
+/// What the forward pass leaves behind: [capacity_rows, inner] dtype each.
+struct ExpertRecord {
+  std::byte* gate;
+  std::byte* up;
+};
+
+struct ExpertPlan {
+  ExpertShape shape;
+
+  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  std::byte* take_inner_rows(Carver& memory) const {
+    return memory.take_bytes(static_cast<std::size_t>(shape.capacity_rows * shape.inner) * size_bytes(shape.dtype));
+  }
+  ExpertRecord carve_saved(Carver& memory) const {
+    std::byte* gate = take_inner_rows(memory);
+    return {gate, take_inner_rows(memory)};
+  }
+  /// Activations of the forward pass; of the backward pass with their gradients.
+  struct Scratch {
+    std::byte* act;
+    std::byte* dgate;
+    std::byte* dup;
+  };
+  Scratch carve_scratch(Carver& memory) const {
+    Scratch scratch{};
+    scratch.act = take_inner_rows(memory);
+    scratch.dgate = take_inner_rows(memory);
+    scratch.dup = take_inner_rows(memory);
+    return scratch;
+  }
+  Footprint footprint() const {
+    Carver saved, scratch;
+    carve_saved(saved);
+    carve_scratch(scratch);
+    return {.scratch = scratch.used_bytes(), .saved = saved.used_bytes()};
+  }
+};
+
+/// Errors: shape_error E07.
+inline ExpertPlan plan(const ExpertShape& shape) {
+  if (shape.experts_local < 1 || shape.hidden < 1 || shape.inner < 1 || shape.capacity_rows < 1) {
+    fail<shape_error>("pleat[E07]: experts_local=", shape.experts_local, " hidden=", shape.hidden,
+                      " inner=", shape.inner, " capacity_rows=", shape.capacity_rows, " must each be at least 1");
+  }
+  return {shape};
+}
+
+/// The saved state of one live micro-batch. `memory` has at least `plan.footprint().saved` bytes, and is borrowed.
+class ExpertSaved {
+ public:
+  /// Errors: shape_error T02.
+  ExpertSaved(const ExpertPlan& plan, Block memory) {
+    Carver carver(memory);
+    record = plan.carve_saved(carver);
+  }
+  ExpertRecord record;
+};
+
+/// The bound experts of one rank; they hold no weights, so one operation serves all layers. Local; ordered on
+/// `streams.compute`. `rows` and all arrays like it are [capacity_rows, hidden] dtype with expert e's rows in
+/// [offsets[e], offsets[e + 1]), `offsets` [experts_local + 1] i64 on the device; rows past the last offset are neither
+/// read nor written. Zero pad rows stay zero. Errors: shape_error T07, E01.
+template <executor Executor>
+class Experts {
+ public:
+  using device_type = typename Executor::device_type;
+  using Stream = typename Executor::stream_type;
+  using leaf = moe_leaf<device_type>;
+  static constexpr DeviceKind kind = device_kind<device_type>;
+
+  /// Errors: shape_error T02.
+  Experts(const ExpertPlan& plan, Block scratch) : plan_(plan) {
+    Carver memory(scratch);
+    scratch_ = plan.carve_scratch(memory);
+  }
+  const ExpertPlan& plan() const { return plan_; }
+
+  /// out = experts(rows).
+  template <class Rows, class Offsets, class Out>
+  void forward(const Streams<Stream>& streams, const Rows& rows, const Offsets& offsets, const ExpertMatrices& weights,
+               ExpertSaved& saved, const Out& out) {
+    const TensorRef in = row_array("rows", rows), result = row_array("out", out);
+    const std::int64_t* starts = row_starts(offsets);
+    check_matrices("weights", weights, plan_.shape.dtype);
+    const Stream s = streams.compute;
+    const ExpertRecord& r = saved.record;
+    leaf::gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, scratch_.act, s);
+    leaf::down(plan_, scratch_.act, starts, weights.down, result.data(), s);
+  }
+
+  /// dout -> drows, overwritten, and dweights (accumulate ? += : =) in the accumulator; an expert without rows gets
+  /// zeros, or keeps what it has. `rows`, `offsets` and `weights` are those of the forward call. `drows` may be `dout`.
+  template <class DOut, class Rows, class Offsets, class DRows>
+  void backward(const Streams<Stream>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
+                const ExpertMatrices& weights, const ExpertSaved& saved, const DRows& drows,
+                const ExpertMatrices& dweights, bool accumulate) {
+    const TensorRef gradient = row_array("dout", dout), in = row_array("rows", rows);
+    const TensorRef result = row_array("drows", drows);
+    const std::int64_t* starts = row_starts(offsets);
+    check_matrices("weights", weights, plan_.shape.dtype);
+    check_matrices("dweights", dweights, plan_.accumulator());
+    const Stream s = streams.compute;
+    const ExpertRecord& r = saved.record;
+    leaf::down_backward(plan_, gradient.data(), starts, weights.down, r.gate, r.up, scratch_.dgate, scratch_.dup,
+                        scratch_.act, s);
+    const auto weight_gradient = [&](const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
+                                     const TensorRef& dw) {
+      leaf::weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, s);
+    };
+    weight_gradient(gradient.data(), plan_.shape.hidden, scratch_.act, plan_.shape.inner, dweights.down);
+    weight_gradient(scratch_.dgate, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.gate);
+    weight_gradient(scratch_.dup, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.up);
+    leaf::gate_up_backward(plan_, scratch_.dgate, scratch_.dup, starts, weights.gate, weights.up, result.data(), s);
+  }
+
+ private:
+  template <class T>
+  TensorRef row_array(const char* what, const T& t) const {
+    return dense(what, t, plan_.shape.dtype, kind, {plan_.shape.capacity_rows, plan_.shape.hidden});
+  }
+  template <class T>
+  const std::int64_t* row_starts(const T& offsets) const {
+    return dense("offsets", offsets, DType::i64, kind, {plan_.shape.experts_local + 1}).template as<std::int64_t>();
+  }
+  void check_matrices(const char* what, const ExpertMatrices& m, DType dtype) const {
+    const ExpertShape& shape = plan_.shape;
+    const auto check = [&](const TensorRef& t, std::int64_t rows, std::int64_t cols) {
+      expect(what, t, dtype, kind, {shape.experts_local, rows, cols});
+      if (t.stride(1) != cols || t.stride(2) != 1) {
+        fail<shape_error>("pleat[E01]: a matrix of ", what, " is ", t, " with gaps inside; only experts may lie apart");
+      }
+    };
+    check(m.gate, shape.inner, shape.hidden);
+    check(m.up, shape.inner, shape.hidden);
+    check(m.down, shape.hidden, shape.inner);
+  }
+
+  ExpertPlan plan_;
+  ExpertPlan::Scratch scratch_{};
+};
+
+/// Errors: shape_error T02.
+template <executor Executor, class Arena>
+Experts<Executor> bind(const ExpertPlan& plan, const Executor&, const Memory<Arena>& memory) {
+  return Experts<Executor>(plan, memory.scratch);
+}
+
+}  // namespace pleat::inline v0::moe

@@ -1,0 +1,258 @@
+// The leaves of dispatch and combine on the host.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include <pleat/core/host/executor.hpp>
+#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/host/routed.hpp>
+
+namespace pleat::inline v0::moe::detail {
+
+/// Calls f(source, slot, number) for every row that came from the group's ranks, in (source, slot) order.
+template <class F>
+void each_received(const DispatchPlan& plan, const DispatchRecord& r, const F& f) {
+  for (int source = 0; source < plan.ranks; ++source) {
+    for (std::int64_t slot = 0; slot < r.recv_counts[source]; ++slot) {
+      f(source, slot, source * plan.shape.max_tokens + slot);
+    }
+  }
+}
+
+/// Calls f(entry) for the entries of a received row, in ascending expert order.
+template <class F>
+void each_entry(const DispatchPlan& plan, const DispatchRecord& r, std::int64_t number, const F& f) {
+  const std::int64_t first = number * plan.max_entries();
+  for (std::int64_t entry = first; entry < first + plan.max_entries() && r.entry_rows[entry] >= 0; ++entry) f(entry);
+}
+
+/// Zeroes the pad rows of an expert-major array.
+inline void zero_pads(const DispatchPlan& plan, const DispatchRecord& r, std::byte* rows, std::size_t row_bytes) {
+  for (int e = 0; e < plan.experts_local(); ++e) {
+    const auto pads = static_cast<std::size_t>(r.offsets[e + 1] - r.ends[e]);
+    std::memset(rows + static_cast<std::size_t>(r.ends[e]) * row_bytes, 0, pads * row_bytes);
+  }
+}
+
+inline std::size_t payload_bytes(const DispatchPlan& plan) {
+  return static_cast<std::size_t>(plan.shape.hidden) * size_bytes(plan.shape.dtype);
+}
+
+/// Calls f(local expert, choice) for the routed choices in a row's header that rank `rank` hosts, in ascending order.
+template <class F>
+void each_hosted(const DispatchPlan& plan, int rank, const std::byte* header, const F& f) {
+  const auto* ids = reinterpret_cast<const std::int32_t*>(header + plan.ids_offset_bytes());
+  const std::int32_t first = rank * plan.experts_local();
+  for (std::int32_t last = first - 1;;) {
+    int best = -1;
+    for (int j = 0; j < plan.shape.k; ++j) {
+      const bool hosted = ids[j] > last && ids[j] < first + plan.experts_local();
+      if (hosted && is_routed(ids, j, plan.shape.experts) && (best < 0 || ids[j] < ids[best])) best = j;
+    }
+    if (best < 0) return;
+    last = ids[best];
+    f(last - first, best);
+  }
+}
+
+/// to[elems] = sum over terms of weight * row, in the order in which `each_term(add)` calls add(weight, row).
+template <class T, class Terms>
+void weighted_sum(T* to, std::int64_t elems, const Terms& each_term) {
+  using Acc = accumulator_t<T>;
+  constexpr std::int64_t block = 64;
+  Acc sums[block];
+  for (std::int64_t first = 0; first < elems; first += block) {
+    const std::int64_t count = std::min(block, elems - first);
+    std::fill_n(sums, count, Acc{0});
+    each_term([&](Acc weight, const T* row) {
+      for (std::int64_t i = 0; i < count; ++i) sums[i] += weight * static_cast<Acc>(row[first + i]);
+    });
+    for (std::int64_t i = 0; i < count; ++i) to[first + i] = static_cast<T>(sums[i]);
+  }
+}
+
+struct HostDispatchLeaf {
+  /// Which rows go where: r.sent, r.send_counts. Too many tokens are a count below 0 for every rank.
+  static void plan_sends(const DispatchPlan& plan, std::int64_t tokens, const std::int32_t* ids, DispatchRecord& r,
+                         DispatchStatus* status, HostStream) {
+    const bool poisoned = tokens > plan.shape.max_tokens;
+    std::fill_n(r.send_counts, plan.ranks, poisoned ? -tokens : 0);
+    if (poisoned) return;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int32_t* token_ids = ids + t * plan.shape.k;
+      SentRow* sent = r.sent + t * plan.max_sends();
+      int count = 0;
+      for (int j = 0; j < plan.shape.k; ++j) {
+        if (!is_routed(token_ids, j, plan.shape.experts)) {
+          ++status->unrouted_choices;
+          continue;
+        }
+        const std::int32_t rank = token_ids[j] / plan.experts_local();
+        int at = 0;
+        while (at < count && sent[at].rank < rank) ++at;
+        if (at < count && sent[at].rank == rank) continue;
+        std::copy_backward(sent + at, sent + count, sent + count + 1);
+        sent[at].rank = rank;
+        ++count;
+      }
+      for (int i = 0; i < count; ++i) sent[i].slot = static_cast<std::int32_t>(r.send_counts[sent[i].rank]++);
+      if (count < plan.max_sends()) sent[count].rank = -1;
+    }
+  }
+
+  /// before[p] = sum of the counts of the ranks before p; a count below 0 is no row.
+  static void sum_before(int ranks, const std::int64_t* counts, std::int64_t* before, HostStream) {
+    std::int64_t sum = 0;
+    for (int p = 0; p < ranks; ++p) {
+      before[p] = sum;
+      sum += std::max<std::int64_t>(counts[p], 0);
+    }
+  }
+
+  /// Writes the row of every token to each of its ranks, with a header when ids are given.
+  static void pack(const DispatchPlan& plan, std::int64_t tokens, const void* x, const std::int32_t* ids,
+                   const void* weights, const DispatchRecord& r, const RowTable& out, HostStream) {
+    const std::size_t weight_bytes = plan.ids_offset_bytes(), k = static_cast<std::size_t>(plan.shape.k);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (int i = 0; i < plan.max_sends(); ++i) {
+        const SentRow sent = r.sent[t * plan.max_sends() + i];
+        if (sent.rank < 0) break;
+        const auto row = static_cast<std::size_t>(t);
+        std::memcpy(out.payload(sent.rank, sent.slot), static_cast<const std::byte*>(x) + row * payload_bytes(plan),
+                    payload_bytes(plan));
+        if (ids == nullptr) continue;
+        std::byte* header = out.header(sent.rank, sent.slot);
+        const auto number = static_cast<std::int32_t>(t);
+        std::memcpy(header, static_cast<const std::byte*>(weights) + row * weight_bytes, weight_bytes);
+        std::memcpy(header + weight_bytes, ids + row * k, k * sizeof(std::int32_t));
+        std::memcpy(header + weight_bytes + k * sizeof(std::int32_t), &number, sizeof(number));
+      }
+    }
+  }
+
+  /// From the counts and headers that came to rank `rank`: where every row goes, expert by expert. Notes the first
+  /// poisoned rank.
+  static void plan_rows(const DispatchPlan& plan, int rank, const RowTable& in, DispatchRecord& r,
+                        DispatchStatus* status, HostStream) {
+    for (int p = 0; p < plan.ranks; ++p) {
+      if (r.recv_counts[p] >= 0) continue;
+      if (status->poisoned_rank == 0) {
+        status->poisoned_rank = p + 1;
+        status->poisoned_tokens = -r.recv_counts[p];
+      }
+      r.recv_counts[p] = 0;
+    }
+    std::fill_n(r.ends, plan.experts_local(), std::int64_t{0});
+    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t) {
+      each_hosted(plan, rank, in.header(source, slot), [&](int expert, int) { ++r.ends[expert]; });
+    });
+    r.offsets[0] = 0;
+    for (int e = 0; e < plan.experts_local(); ++e) {
+      const std::int64_t alignment = plan.options.row_alignment, count = r.ends[e];
+      r.ends[e] = r.offsets[e];
+      r.offsets[e + 1] = r.offsets[e] + (count + alignment - 1) / alignment * alignment;
+    }
+    const std::size_t weight_bytes = size_bytes(plan.accumulator());
+    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+      const std::byte* header = in.header(source, slot);
+      const std::int64_t first = number * plan.max_entries();
+      std::int64_t entry = first;
+      each_hosted(plan, rank, header, [&](int expert, int choice) {
+        r.entry_rows[entry] = r.ends[expert]++;
+        r.entry_choice[entry] = choice;
+        std::memcpy(static_cast<std::byte*>(r.entry_weights) + static_cast<std::size_t>(entry) * weight_bytes,
+                    header + static_cast<std::size_t>(choice) * weight_bytes, weight_bytes);
+        ++entry;
+      });
+      if (entry < first + plan.max_entries()) r.entry_rows[entry] = -1;
+    });
+  }
+
+  /// Copies every row to the places of its experts.
+  static void expand(const DispatchPlan& plan, const RowTable& in, const DispatchRecord& r, HostStream) {
+    const std::size_t bytes = payload_bytes(plan);
+    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+      each_entry(plan, r, number, [&](std::int64_t entry) {
+        std::memcpy(r.rows + static_cast<std::size_t>(r.entry_rows[entry]) * bytes, in.payload(source, slot), bytes);
+      });
+    });
+    zero_pads(plan, r, r.rows, bytes);
+  }
+
+  /// dout = weight * dy of the row's token, and r.entry_dweights = <dy, out>.
+  static void expand_gradient(const DispatchPlan& plan, const RowTable& in, const void* out, const DispatchRecord& r,
+                              void* dout, HostStream) {
+    dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      using Acc = accumulator_t<T>;
+      const std::int64_t hidden = plan.shape.hidden;
+      each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+        const auto* dy = reinterpret_cast<const T*>(in.payload(source, slot));
+        each_entry(plan, r, number, [&](std::int64_t entry) {
+          const std::int64_t row = r.entry_rows[entry];
+          const Acc weight = static_cast<const Acc*>(r.entry_weights)[entry];
+          const T* from = static_cast<const T*>(out) + row * hidden;
+          T* to = static_cast<T*>(dout) + row * hidden;
+          Acc dot = 0;
+          for (std::int64_t h = 0; h < hidden; ++h) {
+            dot += static_cast<Acc>(dy[h]) * static_cast<Acc>(from[h]);
+            to[h] = static_cast<T>(weight * static_cast<Acc>(dy[h]));
+          }
+          static_cast<Acc*>(r.entry_dweights)[entry] = dot;
+        });
+      });
+      zero_pads(plan, r, static_cast<std::byte*>(dout), payload_bytes(plan));
+    });
+  }
+
+  /// One row per received row: the sum over its experts, weighted, or plain and with the gradients of the weights.
+  static void sum_experts(const DispatchPlan& plan, const void* expert_rows, bool weighted, const DispatchRecord& r,
+                          const RowTable& out, HostStream) {
+    dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      using Acc = accumulator_t<T>;
+      each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+        weighted_sum(reinterpret_cast<T*>(out.payload(source, slot)), plan.shape.hidden, [&](const auto& add) {
+          each_entry(plan, r, number, [&](std::int64_t entry) {
+            add(weighted ? static_cast<const Acc*>(r.entry_weights)[entry] : Acc{1},
+                static_cast<const T*>(expert_rows) + r.entry_rows[entry] * plan.shape.hidden);
+          });
+        });
+        if (weighted) return;
+        auto* dweights = reinterpret_cast<Acc*>(out.header(source, slot));
+        std::fill_n(dweights, plan.shape.k, Acc{0});
+        each_entry(plan, r, number, [&](std::int64_t entry) {
+          dweights[r.entry_choice[entry]] = static_cast<const Acc*>(r.entry_dweights)[entry];
+        });
+      });
+    });
+  }
+
+  /// One row per token: the sum over the ranks that answered; the same of the headers' weight gradients where asked.
+  static void sum_sources(const DispatchPlan& plan, std::int64_t tokens, const RowTable& in, const DispatchRecord& r,
+                          void* y, void* dweights, HostStream) {
+    dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      using Acc = accumulator_t<T>;
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const SentRow* first = r.sent + t * plan.max_sends();
+        const SentRow* last = std::find_if(first, first + plan.max_sends(), [](SentRow s) { return s.rank < 0; });
+        weighted_sum(static_cast<T*>(y) + t * plan.shape.hidden, plan.shape.hidden, [&](const auto& add) {
+          for (const SentRow* s = first; s != last; ++s)
+            add(Acc{1}, reinterpret_cast<const T*>(in.payload(s->rank, s->slot)));
+        });
+        if (dweights == nullptr) continue;
+        Acc* dw = static_cast<Acc*>(dweights) + t * plan.shape.k;
+        for (int j = 0; j < plan.shape.k; ++j) {
+          Acc sum = 0;
+          for (const SentRow* s = first; s != last; ++s)
+            sum += reinterpret_cast<const Acc*>(in.header(s->rank, s->slot))[j];
+          dw[j] = sum;
+        }
+      }
+    });
+  }
+};
+
+}  // namespace pleat::inline v0::moe::detail

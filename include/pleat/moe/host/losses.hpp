@@ -1,0 +1,65 @@
+// The leaves of the load-balance loss and the selection bias on the host.
+#pragma once
+
+#include <algorithm>
+
+#include <pleat/core/host/executor.hpp>
+#include <pleat/moe/host/routed.hpp>
+#include <pleat/moe/losses.hpp>
+
+namespace pleat::inline v0::moe::detail {
+
+struct HostLossLeaf {
+  static void count_choices(int experts, int k, std::int64_t groups, std::int64_t tokens, const std::int32_t* ids,
+                            bool accumulate, double* counts, HostStream) {
+    if (!accumulate) std::fill_n(counts, groups * (experts + 1), 0.0);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      double* group = counts + t / (tokens / groups) * (experts + 1);
+      const std::int32_t* token_ids = ids + t * k;
+      for (int j = 0; j < k; ++j) {
+        if (is_routed(token_ids, j, experts)) group[token_ids[j]] += 1;
+      }
+      if (is_routed_token(token_ids, k, experts)) group[experts] += 1;
+    }
+  }
+
+  static void load_balance(const LoadBalancePlan& plan, std::int64_t groups, std::int64_t tokens,
+                           const std::int32_t* ids, const void* probs, const double* counts, const StepTokens& step,
+                           void* dprobs, double* value, HostStream) {
+    dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
+      using Acc = typename decltype(type)::type;
+      const int experts = plan.shape.experts, k = plan.shape.k;
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const double* group = counts + g * (experts + 1);
+        auto* slope = static_cast<Acc*>(dprobs) + g * experts;
+        double group_value = 0;
+        for (int e = 0; e < experts; ++e) {
+          const double fraction = group[experts] == 0 ? 0 : group[e] / (k * group[experts]);
+          const double weight = step.routed == 0 ? 0 : plan.options.alpha * experts * fraction / step.routed;
+          slope[e] = static_cast<Acc>(weight * step.targets);
+          double sum = 0;  // of the expert's probability over the routed tokens
+          for (std::int64_t t = g * (tokens / groups); t < (g + 1) * (tokens / groups); ++t) {
+            if (is_routed_token(ids + t * k, k, experts)) sum += static_cast<const Acc*>(probs)[t * experts + e];
+          }
+          group_value += weight * sum;
+        }
+        *value += group_value;
+      }
+    });
+  }
+
+  static void update_bias(int experts, DType dtype, const double* counts, double rate, void* bias, HostStream) {
+    dispatch_dtype(AccumulatorTypes{}, dtype, [&](auto type) {
+      double sum = 0;
+      for (int e = 0; e < experts; ++e) sum += counts[e];
+      const double mean = sum / experts;
+      auto* b = static_cast<typename decltype(type)::type*>(bias);
+      for (int e = 0; e < experts; ++e) {
+        const double direction = counts[e] < mean ? 1 : counts[e] > mean ? -1 : 0;
+        b[e] = static_cast<typename decltype(type)::type>(b[e] + rate * direction);
+      }
+    });
+  }
+};
+
+}  // namespace pleat::inline v0::moe::detail

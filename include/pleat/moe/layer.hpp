@@ -1,0 +1,234 @@
+// The MoE layer in one piece: route, dispatch, experts, combine, and back.
+#pragma once
+
+#include <pleat/moe/dispatch.hpp>
+#include <pleat/moe/experts.hpp>
+#include <pleat/moe/router.hpp>
+
+namespace pleat::inline v0::moe {
+
+struct LayerShape {
+  /// Most tokens of one rank in one call.
+  std::int64_t max_tokens = 0;
+  std::int64_t hidden = 0;
+  std::int64_t inner = 0;
+  int experts = 0;
+  int k = 0;
+  DType dtype = DType::f32;
+};
+
+struct LayerOptions {
+  RouterOptions router;
+  DispatchOptions dispatch;
+};
+
+/// What the layer itself saves beside its parts: `acc` is the accumulator of the dtype.
+struct LayerRecord {
+  std::int32_t* ids;      // [max_tokens, k]
+  std::byte* weights;     // [max_tokens, k] acc
+  std::byte* probs;       // [max_tokens, experts] acc
+  std::byte* expert_out;  // [capacity_rows, hidden] dtype
+  Block dispatch;
+  Block experts;
+};
+
+struct LayerPlan {
+  RouterPlan router;
+  DispatchPlan dispatch;
+  ExpertPlan experts;
+
+  LayerRecord carve_saved(Carver& memory) const {
+    const auto tokens = static_cast<std::size_t>(dispatch.shape.max_tokens);
+    const std::size_t k = static_cast<std::size_t>(router.shape.k), acc_bytes = size_bytes(router.accumulator());
+    const auto part = [&](std::size_t bytes) { return Block{memory.take_bytes(bytes), bytes}; };
+    LayerRecord r{};
+    r.ids = memory.take<std::int32_t>(tokens * k);
+    r.weights = memory.take_bytes(tokens * k * acc_bytes);
+    r.probs = memory.take_bytes(tokens * static_cast<std::size_t>(router.shape.experts) * acc_bytes);
+    r.expert_out = memory.take_bytes(expert_rows_bytes());
+    r.dispatch = part(dispatch.footprint().saved);
+    r.experts = part(experts.footprint().saved);
+    return r;
+  }
+  /// Valid from call to call within one pass: gradients of the expert rows and of the weights, and the parts' own,
+  /// which never run at the same time.
+  struct Scratch {
+    std::byte* dexpert_rows;  // [capacity_rows, hidden] dtype
+    std::byte* dweights;      // [max_tokens, k] acc
+    Block parts;
+  };
+  Scratch carve_scratch(Carver& memory) const {
+    std::byte* rows = memory.take_bytes(expert_rows_bytes());
+    std::byte* weights = memory.take_bytes(static_cast<std::size_t>(dispatch.shape.max_tokens * router.shape.k) *
+                                           size_bytes(router.accumulator()));
+    const std::size_t bytes = max_scratch(dispatch.footprint(), experts.footprint()).scratch;
+    return {rows, weights, {memory.take_bytes(bytes), bytes}};
+  }
+  Footprint footprint() const {
+    Carver saved, scratch;
+    carve_saved(saved);
+    carve_scratch(scratch);
+    Footprint all = dispatch.footprint();
+    all.saved = saved.used_bytes();
+    all.scratch = scratch.used_bytes();
+    return all;
+  }
+
+ private:
+  constexpr std::size_t expert_rows_bytes() const {
+    return static_cast<std::size_t>(dispatch.capacity_rows() * dispatch.shape.hidden) *
+           size_bytes(dispatch.shape.dtype);
+  }
+};
+
+/// Plans for ep groups of `ranks` ranks. Errors: those of the parts: mesh_error M06, shape_error E02, E03, E07.
+inline LayerPlan plan(int ranks, const LayerShape& shape, const LayerOptions& options = {}) {
+  const DispatchPlan dispatch =
+      plan(ranks, DispatchShape{shape.max_tokens, shape.hidden, shape.experts, shape.k, shape.dtype}, options.dispatch);
+  return {
+      plan(RouterShape{shape.experts, shape.k, shape.dtype}, options.router), dispatch,
+      plan(ExpertShape{dispatch.experts_local(), shape.hidden, shape.inner, dispatch.capacity_rows(), shape.dtype})};
+}
+
+/// The saved state of one live micro-batch of one layer. `memory` has at least `plan.footprint().saved` bytes, and is
+/// borrowed. `ids`, `weights` and `probs` are what the forward call chose, valid until its next forward call.
+class LayerSaved {
+ public:
+  /// Errors: shape_error T02.
+  LayerSaved(const LayerPlan& plan, Block memory)
+      : record(carved(plan, memory)), dispatch(plan.dispatch, record.dispatch), experts(plan.experts, record.experts) {}
+
+  LayerRecord record;
+  DispatchSaved dispatch;
+  ExpertSaved experts;
+  TensorRef ids;      // [tokens, k] i32
+  TensorRef weights;  // [tokens, k] acc
+  TensorRef probs;    // [tokens, experts] acc
+
+ private:
+  static LayerRecord carved(const LayerPlan& plan, Block memory) {
+    Carver carver(memory);
+    return plan.carve_saved(carver);
+  }
+};
+
+/// The bound layer. It holds no weights: one operation serves all layers of a shape. Every rank of the ep group makes
+/// the same calls in the same order, with any number of tokens up to max_tokens, 0 among them. `acc` is the accumulator
+/// of the dtype. All work is ordered on `streams.compute`. Errors of all calls: shape_error T07, E01; comm_error.
+template <executor Executor, communicator Comm, symmetric_arena Arena>
+class Layer {
+ public:
+  using device_type = typename Executor::device_type;
+  using Stream = typename Executor::stream_type;
+  static constexpr DeviceKind kind = device_kind<device_type>;
+
+  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory)
+      : plan_(plan),
+        executor_(executor),
+        scratch_(take_scratch(plan, memory)),
+        router_(plan.router),
+        dispatch_(plan.dispatch, executor, ep, memory),
+        experts_(plan.experts, memory.scratch) {}
+  const LayerPlan& plan() const { return plan_; }
+
+  /// Inputs of a forward call that most calls leave out.
+  struct Choice {
+    TensorRef bias{};  ///< [experts] acc: added to the scores for the choice only
+    TensorRef ids{};   ///< [tokens, k] i32: the choice itself; the weights are still those of the logits
+  };
+
+  /// x [tokens, hidden] dtype, logits [tokens, experts] acc -> y [tokens, hidden] dtype, overwritten. `weights` are
+  /// this rank's experts.
+  template <class X, class Logits, class Y>
+  void forward(const Streams<Stream>& streams, const X& x, const Logits& logits, const ExpertMatrices& weights,
+               LayerSaved& saved, const Y& y, const Choice& choice = {}) {
+    const TensorRef in = dense("x", x, plan_.dispatch.shape.dtype, kind, {any_extent, plan_.dispatch.shape.hidden});
+    const std::int64_t tokens = in.extent(0);
+    const LayerRecord& r = saved.record;
+    // Too many tokens are not routed: the arrays have no room for them, and dispatch reads none.
+    const bool fits = tokens <= plan_.dispatch.shape.max_tokens;
+    name_choice(saved, fits ? tokens : 0, in.device());
+    if (!fits) {
+    } else if (choice.ids.rank() != 0) {
+      const TensorRef ids = dense("ids", choice.ids, DType::i32, kind, {tokens, plan_.router.shape.k});
+      executor_.copy(r.ids, ids.data(), static_cast<std::size_t>(ids.elems()) * sizeof(std::int32_t), streams.compute);
+      router_.weigh(streams, logits, saved.ids, saved.weights, saved.probs);
+    } else {
+      router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias);
+    }
+    const ExpertRows rows =
+        dispatch_.dispatch(streams, in, choice_array(r.ids, DType::i32, tokens, in.device()),
+                           choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
+    const TensorRef out = expert_rows(r.expert_out, in.device());
+    experts_.forward(streams, rows.rows, rows.offsets, weights, saved.experts, out);
+    dispatch_.combine(streams, out, saved.dispatch, y);
+  }
+
+  /// dy [tokens, hidden] dtype -> dx [tokens, hidden] dtype through the experts, dlogits [tokens, experts] acc, both
+  /// overwritten, and dweights (accumulate ? += : =) acc of this rank's experts. logits and weights are those of the
+  /// forward call; dprobs [groups, experts] acc, or absent, is the load-balance loss's (losses.hpp). All sums are
+  /// plain: a step divides once. The gradient of x by way of the logits is the caller's, who made the logits.
+  template <class DY, class Logits, class DProbs, class DX, class DLogits>
+  void backward(const Streams<Stream>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
+                const DProbs& dprobs, LayerSaved& saved, const DX& dx, const DLogits& dlogits,
+                const ExpertMatrices& dweights, bool accumulate) {
+    const Device device = saved.ids.device();
+    const TensorRef out = expert_rows(saved.record.expert_out, device);
+    const TensorRef drows = expert_rows(scratch_.dexpert_rows, device);
+    const TensorRef dchoice =
+        choice_array(scratch_.dweights, plan_.router.accumulator(), saved.dispatch.tokens, device);
+    const ExpertRows rows = dispatch_.rows(saved.dispatch);
+    dispatch_.combine_backward(streams, dy, out, saved.dispatch, drows);
+    experts_.backward(streams, drows, rows.rows, rows.offsets, weights, saved.experts, drows, dweights, accumulate);
+    dispatch_.dispatch_backward(streams, drows, saved.dispatch, dx, dchoice);
+    if (saved.dispatch.planned_tokens == saved.dispatch.tokens) {
+      router_.backward(streams, logits, saved.ids, saved.probs, dchoice, dprobs, dlogits);
+    } else {
+      const TensorRef all = dense("dlogits", dlogits, plan_.router.accumulator(), kind,
+                                  {saved.dispatch.tokens, plan_.router.shape.experts});
+      executor_.zero(all.data(), static_cast<std::size_t>(all.elems()) * size_bytes(all.dtype()), streams.compute);
+    }
+  }
+
+  const DispatchStatus* status() const { return dispatch_.status(); }
+  /// Errors: shape_error E08, on every rank of the ep group alike.
+  DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
+
+ private:
+  /// Cuts the layer's own scratch off and leaves the parts theirs.
+  static LayerPlan::Scratch take_scratch(const LayerPlan& plan, Memory<Arena>& memory) {
+    Carver carver(memory.scratch);
+    const LayerPlan::Scratch scratch = plan.carve_scratch(carver);
+    memory.scratch = scratch.parts;
+    return scratch;
+  }
+  void name_choice(LayerSaved& saved, std::int64_t tokens, Device device) const {
+    const LayerRecord& r = saved.record;
+    const DType acc = plan_.router.accumulator();
+    saved.ids = choice_array(r.ids, DType::i32, tokens, device);
+    saved.weights = choice_array(r.weights, acc, tokens, device);
+    saved.probs = {r.probs, acc, {tokens, plan_.router.shape.experts}, device};
+  }
+  TensorRef choice_array(void* data, DType dtype, std::int64_t tokens, Device device) const {
+    return {data, dtype, {tokens, plan_.router.shape.k}, device};
+  }
+  TensorRef expert_rows(std::byte* data, Device device) const {
+    return {data, plan_.dispatch.shape.dtype, {plan_.dispatch.capacity_rows(), plan_.dispatch.shape.hidden}, device};
+  }
+
+  LayerPlan plan_;
+  Executor executor_;
+  LayerPlan::Scratch scratch_;
+  Router<Executor> router_;
+  Dispatch<Executor, Comm, Arena> dispatch_;
+  Experts<Executor> experts_;
+};
+
+/// Errors: shape_error T02, comm_error C07, C08, E06, E09.
+template <executor Executor, communicator Comm, symmetric_arena Arena>
+Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
+                                  const Memory<Arena>& memory) {
+  return {plan, executor, ep, memory};
+}
+
+}  // namespace pleat::inline v0::moe

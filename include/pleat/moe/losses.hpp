@@ -1,0 +1,160 @@
+// The load-balance loss L = alpha * experts * sum_i f_i * P_i, the same on every mesh.
+#pragma once
+
+#include <pleat/comm/memory.hpp>
+#include <pleat/comm/ordered_sum.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/core/streams.hpp>
+#include <pleat/moe/leaf.hpp>
+#include <pleat/moe/operand.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// Over which tokens f_i = counts_i / (k * routed tokens) is taken.
+enum class BalanceScope : unsigned char {
+  micro_batch,   ///< the tokens of one micro-batch on all ranks of the stage (dp x cp)
+  global_batch,  ///< those of all micro-batches of the step so far; depends on how the step is cut into micro-batches
+  sequence,      ///< those of one sequence, which the ranks of a cp group hold together
+};
+
+struct LoadBalanceOptions {
+  double alpha = 1e-3;
+  BalanceScope scope = BalanceScope::micro_batch;
+};
+
+struct LoadBalanceShape {
+  int experts = 0;
+  int k = 0;
+  /// Of the model; probabilities are of its accumulator.
+  DType dtype = DType::f32;
+  /// Most sequences in a micro-batch, for BalanceScope::sequence.
+  std::int64_t max_sequences = 1;
+};
+
+/// Tokens of the whole step, all micro-batches and ranks of dp x cp together.
+struct StepTokens {
+  double targets = 0;  ///< by which the step divides all gradients, once
+  double routed = 0;   ///< with at least one routed id: those that the loss counts
+};
+
+struct LoadBalancePlan {
+  LoadBalanceShape shape;
+  LoadBalanceOptions options;
+  int ranks = 1;
+
+  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  constexpr std::int64_t groups(std::int64_t sequences) const {
+    return options.scope == BalanceScope::sequence ? sequences : 1;
+  }
+  /// Counts of one group of tokens: [0, experts) choices of each expert, [experts] routed tokens; exact in float64.
+  constexpr std::size_t counters() const { return static_cast<std::size_t>(shape.experts) + 1; }
+  constexpr std::size_t max_counters() const {
+    return counters() * static_cast<std::size_t>(groups(shape.max_sequences));
+  }
+
+  struct Scratch {
+    double* counts;
+    Block reduction;
+  };
+  Scratch carve_scratch(Carver& memory) const {
+    double* counts = memory.take<double>(max_counters());
+    const std::size_t bytes = all_reduce_scratch_bytes(max_counters(), ranks, DType::f64);
+    return {counts, {memory.take_bytes(bytes), bytes}};
+  }
+  double* carve_persistent(Carver& memory) const {
+    return memory.take<double>(options.scope == BalanceScope::global_batch ? counters() : 0);
+  }
+  Footprint footprint() const {
+    Carver scratch, persistent;
+    carve_scratch(scratch);
+    carve_persistent(persistent);
+    return {.scratch = scratch.used_bytes(), .persistent = persistent.used_bytes()};
+  }
+};
+
+/// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
+inline LoadBalancePlan plan(const LoadBalanceShape& shape, const LoadBalanceOptions& options, int ranks) {
+  if (shape.experts < 1 || shape.k < 1 || shape.k > shape.experts || shape.max_sequences < 1) {
+    fail<shape_error>("pleat[E02]: k=", shape.k, " of experts=", shape.experts,
+                      " in max_sequences=", shape.max_sequences,
+                      " cannot be balanced; valid k: 1 .. experts; max_sequences: 1 or more");
+  }
+  return {shape, options, ranks};
+}
+
+/// The bound loss of one layer. Every rank of the group calls `forward` once per micro-batch, with any number of
+/// tokens; recomputing a forward pass does not call it again. Work is ordered on `streams.compute`.
+template <executor Executor, communicator Comm>
+class LoadBalance {
+ public:
+  using device_type = typename Executor::device_type;
+  using Stream = typename Executor::stream_type;
+  static constexpr DeviceKind kind = device_kind<device_type>;
+
+  LoadBalance(const LoadBalancePlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
+      : plan_(plan), counted_over_(counted_over) {
+    Carver scratch_memory(scratch), persistent_memory(persistent);
+    scratch_ = plan.carve_scratch(scratch_memory);
+    running_ = plan.carve_persistent(persistent_memory);
+  }
+
+  /// ids [tokens, k] i32, probs [tokens, experts] acc -> dprobs [groups, experts] acc, overwritten: d of the step's
+  /// loss with respect to the probabilities of every routed token of a group, to give to Router::backward. A group is a
+  /// sequence (tokens/sequences consecutive tokens) in BalanceScope::sequence, else the micro-batch.
+  ///
+  /// The gradient is that of `step.targets * L`: summing gradients over ranks and micro-batches and dividing once by
+  /// the target tokens gives grad L. Each micro-batch or sequence weighs in L by its share of `step.routed`; f has no
+  /// gradient; unrouted tokens have no part. `value` [1] f64 is increased by this rank's part of L: the sum over
+  /// micro-batches, and over dp x cp, is L. Errors: shape_error T07, E01, E04, E05.
+  template <class Ids, class Probs, class DProbs, class Value>
+  void forward(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
+               const StepTokens& step, const DProbs& dprobs, const Value& value) {
+    const std::int64_t groups = plan_.groups(sequences);
+    const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
+    const std::int64_t tokens = chosen.extent(0);
+    const TensorRef p = dense("probs", probs, plan_.accumulator(), kind, {tokens, plan_.shape.experts});
+    const TensorRef dp = dense("dprobs", dprobs, plan_.accumulator(), kind, {groups, plan_.shape.experts});
+    const TensorRef sum = dense("value", value, DType::f64, kind, {1});
+    if (groups < 1 || groups > plan_.groups(plan_.shape.max_sequences)) {
+      fail<shape_error>("pleat[E05]: ", sequences, " sequences in a micro-batch; valid: 1 .. ",
+                        plan_.shape.max_sequences);
+    }
+    check_divides(tokens, groups);
+
+    const Stream s = streams.compute;
+    const auto* chosen_ids = chosen.template as<std::int32_t>();
+    const std::size_t counters = plan_.counters() * static_cast<std::size_t>(groups);
+    moe_leaf<device_type>::count_choices(plan_.shape.experts, plan_.shape.k, groups, tokens, chosen_ids, false,
+                                         scratch_.counts, s);
+    all_reduce_ordered(counted_over_, scratch_.counts, counters, DType::f64, scratch_.reduction, s);
+    const double* counts = scratch_.counts;
+    if (plan_.options.scope == BalanceScope::global_batch) {
+      const void* part = scratch_.counts;
+      core_leaf<device_type>::sum_ranks(running_, DType::f64, {&part, 1}, DType::f64, counters, started_, s);
+      started_ = true;
+      counts = running_;
+    }
+    moe_leaf<device_type>::load_balance(plan_, groups, tokens, chosen_ids, p.data(), counts, step, dp.data(),
+                                        sum.template as<double>(), s);
+  }
+
+  /// Forgets the counts of the step's micro-batches: after each optimizer step.
+  void reset() { started_ = false; }
+
+ private:
+  LoadBalancePlan plan_;
+  GroupComm<Comm> counted_over_;
+  LoadBalancePlan::Scratch scratch_{};
+  double* running_ = nullptr;
+  bool started_ = false;
+};
+
+/// `counted_over` is dp x cp of the stage, cp for BalanceScope::sequence. Errors: shape_error T02, comm_error E06.
+template <executor Executor, communicator Comm, class Arena>
+LoadBalance<Executor, Comm> bind(const LoadBalancePlan& plan, const Executor&, GroupComm<Comm> counted_over,
+                                 const Memory<Arena>& memory) {
+  check_group(counted_over.size(), plan.ranks);
+  return {plan, counted_over, memory.scratch, memory.persistent};
+}
+
+}  // namespace pleat::inline v0::moe

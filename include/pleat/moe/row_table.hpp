@@ -1,0 +1,41 @@
+// Where rows that travel between ranks lie in memory, the same for both transports.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <pleat/core/config.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// To the ranks that host the experts, or back to the ranks that own the tokens.
+enum class Way : unsigned char { to_experts, to_sources };
+
+/// What a travelling row holds in front of its `hidden` elements.
+enum class RowKind : unsigned char {
+  token,           ///< to experts: k weights, k ids, the token's number
+  gradient,        ///< to experts: nothing; the receiver knows the rows from the forward pass
+  result,          ///< to sources: nothing
+  token_gradient,  ///< to sources: gradients of the k weights, 0 where another rank has the expert
+};
+
+/// A row is `row_bytes` long, its payload starts after `header_bytes`; both are multiples of 16.
+struct RowFormat {
+  std::size_t header_bytes = 0;
+  std::size_t row_bytes = 0;
+};
+
+/// Rows exchanged with every rank of the group: row `slot` of `peer` lies at base[peer] + (first[peer] + slot) *
+/// row_bytes. Both arrays [ranks] are device memory.
+struct RowTable {
+  std::byte* const* base = nullptr;
+  const std::int64_t* first = nullptr;
+  RowFormat format;
+
+  PLEAT_HD std::byte* header(int peer, std::int64_t slot) const {
+    return base[peer] + static_cast<std::size_t>(first[peer] + slot) * format.row_bytes;
+  }
+  PLEAT_HD std::byte* payload(int peer, std::int64_t slot) const { return header(peer, slot) + format.header_bytes; }
+};
+
+}  // namespace pleat::inline v0::moe

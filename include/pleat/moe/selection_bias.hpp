@@ -1,0 +1,78 @@
+// The bias that balances experts without a loss: it moves the choice, never the weights.
+#pragma once
+
+#include <pleat/comm/memory.hpp>
+#include <pleat/comm/ordered_sum.hpp>
+#include <pleat/core/footprint.hpp>
+#include <pleat/core/streams.hpp>
+#include <pleat/moe/leaf.hpp>
+#include <pleat/moe/operand.hpp>
+
+namespace pleat::inline v0::moe {
+
+struct SelectionBiasPlan {
+  int experts = 0;
+  int k = 0;
+  /// Of the model; the bias is of its accumulator.
+  DType dtype = DType::f32;
+  int ranks = 1;
+
+  /// As in losses.hpp: choices of each expert, then routed tokens; exact in float64.
+  constexpr std::size_t counters() const { return static_cast<std::size_t>(experts) + 1; }
+  Footprint footprint() const {
+    Carver persistent;
+    persistent.take<double>(counters());
+    return {.scratch = all_reduce_scratch_bytes(counters(), ranks, DType::f64), .persistent = persistent.used_bytes()};
+  }
+};
+
+/// The selection bias of one layer. source: arXiv 2408.15664. Work is ordered on `streams.compute`.
+template <executor Executor, communicator Comm>
+class SelectionBias {
+ public:
+  using device_type = typename Executor::device_type;
+  using Stream = typename Executor::stream_type;
+  static constexpr DeviceKind kind = device_kind<device_type>;
+
+  SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
+      : plan_(plan), counted_over_(counted_over), scratch_(scratch) {
+    Carver memory(persistent);
+    counts_ = memory.take<double>(plan.counters());
+  }
+
+  /// Counts the choices ids [tokens, k] i32 of a micro-batch. Local. Errors: shape_error T07, E01.
+  template <class Ids>
+  void count(const Streams<Stream>& streams, const Ids& ids) {
+    const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.k});
+    moe_leaf<device_type>::count_choices(plan_.experts, plan_.k, 1, chosen.extent(0),
+                                         chosen.template as<std::int32_t>(), started_, counts_, streams.compute);
+    started_ = true;
+  }
+
+  /// bias [experts] acc += rate * sign(mean count - count), from all counts since the last update; forgets them.
+  /// Collective over the group; `count` was called at least once.
+  template <class Bias>
+  void update(const Streams<Stream>& streams, double rate, const Bias& bias) {
+    const TensorRef b = dense("bias", bias, accumulator(plan_.dtype), kind, {plan_.experts});
+    all_reduce_ordered(counted_over_, counts_, plan_.counters(), DType::f64, scratch_, streams.compute);
+    moe_leaf<device_type>::update_bias(plan_.experts, b.dtype(), counts_, rate, b.data(), streams.compute);
+    started_ = false;
+  }
+
+ private:
+  SelectionBiasPlan plan_;
+  GroupComm<Comm> counted_over_;
+  Block scratch_;
+  double* counts_ = nullptr;
+  bool started_ = false;
+};
+
+/// `counted_over` is dp x cp of the stage. Errors: shape_error T02, comm_error E06.
+template <executor Executor, communicator Comm, class Arena>
+SelectionBias<Executor, Comm> bind(const SelectionBiasPlan& plan, const Executor&, GroupComm<Comm> counted_over,
+                                   const Memory<Arena>& memory) {
+  check_group(counted_over.size(), plan.ranks);
+  return {plan, counted_over, memory.scratch, memory.persistent};
+}
+
+}  // namespace pleat::inline v0::moe
