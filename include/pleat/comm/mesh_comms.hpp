@@ -2,7 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <span>
 
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/mesh.hpp>
@@ -17,7 +16,7 @@ class MeshComms {
  public:
   /// Collective over `world`: one `split` per planned communicator. Errors: mesh_error M08 when `world` has another
   /// size than the mesh.
-  MeshComms(const Mesh& mesh, Comm& world, std::span<const Lane> lanes)
+  MeshComms(const Mesh& mesh, Comm& world, LaneSet lanes = {Lane::main, Lane::gather, Lane::reduce})
       : mesh_(mesh), world_(&world), plan_(checked_plan(mesh, world, lanes)) {
     for (const PlannedCommunicator& planned : plan_) comms_.push_back(world.split(planned.color, planned.key));
   }
@@ -37,7 +36,7 @@ class MeshComms {
   GroupComm<Comm> replica(Lane lane = Lane::main) const { return handle(plan_.find_replica(lane)); }
 
  private:
-  static CommunicatorPlan checked_plan(const Mesh& mesh, const Comm& world, std::span<const Lane> lanes) {
+  static CommunicatorPlan checked_plan(const Mesh& mesh, const Comm& world, LaneSet lanes) {
     check_world(mesh, world.size());
     return plan_communicators(mesh, world.rank(), lanes);
   }

@@ -105,4 +105,10 @@ void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   }
 }
 
+/// A world of one rank, the calling thread, for work beside a run: `run_ranks` without the threads.
+inline ThreadComm single_rank() {
+  auto world = std::make_shared<detail::ThreadWorld>(1, RunOptions{}.deadline);
+  return ThreadComm(std::make_shared<detail::ThreadGroup>(std::move(world), std::vector<int>{0}), 0);
+}
+
 }  // namespace pleat::inline v0

@@ -1,0 +1,102 @@
+// The reference run and its comparisons.
+#include "check.hpp"
+
+#include <limits>
+
+namespace train_moe {
+namespace {
+
+/// |a - b| / |b|; 0 must be met exactly.
+double relative(double difference, double reference) {
+  if (difference == 0) return 0;
+  // A NaN on either side is a difference that no tolerance allows.
+  const double ratio = reference == 0 ? std::numeric_limits<double>::infinity() : difference / reference;
+  return std::isnan(ratio) ? std::numeric_limits<double>::infinity() : ratio;
+}
+
+}  // namespace
+
+bool RoutingFollower::is_tie(const double* score, const std::int32_t* mine, const std::int32_t* theirs) const {
+  const int k = model_.top_k;
+  const auto has = [&](const std::int32_t* ids, std::int32_t e) { return std::find(ids, ids + k, e) != ids + k; };
+  double lowest_of_mine = 1;
+  for (int j = 0; j < k; ++j) lowest_of_mine = std::min(lowest_of_mine, score[mine[j]]);
+  for (int j = 0; j < k; ++j) {
+    if (!has(mine, theirs[j]) && lowest_of_mine - score[theirs[j]] >= tie_) return false;
+  }
+  return true;
+}
+
+const std::int32_t* RoutingFollower::decide(int layer, const MicroBatch& batch, const pleat::TensorRef& logits) {
+  const auto k = static_cast<std::size_t>(model_.top_k);
+  const auto experts = static_cast<std::size_t>(model_.experts);
+  const auto tokens = static_cast<std::int64_t>(batch.tokens.size());
+  ids_.resize(batch.tokens.size() * k);
+  weights_.resize(batch.tokens.size() * k);
+  probabilities_.resize(batch.tokens.size() * experts);
+  router_.choose({}, logits, pleat::TensorRef{ids_.data(), {tokens, model_.top_k}},
+                 pleat::TensorRef{weights_.data(), {tokens, model_.top_k}},
+                 pleat::TensorRef{probabilities_.data(), {tokens, model_.experts}});
+  for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
+    std::int32_t* mine = ids_.data() + t * k;
+    const std::int32_t* theirs = record_->at(layer, batch, t);
+    if (std::is_permutation(mine, mine + k, theirs)) continue;
+    if (!is_tie(probabilities_.data() + t * experts, mine, theirs)) continue;
+    std::copy_n(theirs, k, mine);
+    ++ties_;
+  }
+  return ids_.data();
+}
+
+void Differences::compare(const StepReport& mesh, const StepReport& reference) {
+  for (const auto& [mine, theirs] : {std::pair{mesh.loss, reference.loss}, {mesh.balance, reference.balance}}) {
+    loss = std::max(loss, relative(std::abs(mine - theirs), std::abs(theirs)));
+  }
+  norm = std::max(norm, relative(std::abs(mesh.norm - reference.norm), reference.norm));
+}
+
+void Differences::compare(const std::string& name, const std::vector<double>& mesh,
+                          const std::vector<double>& reference) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    difference += (mesh.at(i) - reference[i]) * (mesh.at(i) - reference[i]);
+    size += reference[i] * reference[i];
+  }
+  const double ratio = relative(std::sqrt(difference), std::sqrt(size));
+  if (ratio > gradients) {
+    gradients = ratio;
+    worst_gradient = name;
+  }
+}
+
+Options Reference::options_of(const Options& mesh_options) {
+  Options o = mesh_options;
+  o.micro_batch = mesh_options.micro_batch * mesh_options.mesh.dp;
+  o.mesh = {};
+  o.dtype = pleat::DType::f64;
+  return o;
+}
+
+Reference::Reference(const Options& mesh_options, const Text& text, RoutingRecord& record)
+    : follower_(mesh_options, record, mesh_options.dtype == pleat::DType::f64 ? 0 : 1e-5),
+      comms_({}, self_),
+      trainer_(groups_of(comms_), options_of(mesh_options), text, &follower_) {}
+
+void Reference::compare_step(int step, const Book& parameters, const Book& gradients, const StepReport& mesh) {
+  std::vector<double> values;
+  for_each_parameter(trainer_,
+                     [&](int unit, int param, std::int64_t first, std::int64_t elems, const std::string& name) {
+                       const std::int64_t all = trainer_.elems(unit, param);
+                       values.resize(static_cast<std::size_t>(all));
+                       const std::vector<double>& page = parameters.at(name);
+                       std::copy_n(page.begin(), elems, values.begin() + first);
+                       if (first + elems == all) trainer_.load(unit, param, values.data());
+                     });
+  differences_.compare(mesh, trainer_.compute_gradients(step));
+  Book own;
+  write_book(trainer_, own, [&](int unit, int param, double* out) { trainer_.export_gradient(unit, param, out); });
+  for (const auto& [name, reference] : own.pages()) differences_.compare(name, gradients.at(name), reference);
+  trainer_.discard_gradients();
+}
+
+}  // namespace train_moe

@@ -1,0 +1,12 @@
+// Umbrella: everything that needs no CUDA toolkit.
+#pragma once
+
+#include <pleat/attention.hpp>
+#include <pleat/comm.hpp>
+#include <pleat/fsdp.hpp>
+#include <pleat/mesh.hpp>
+#include <pleat/mesh/communicator_plan.hpp>
+#include <pleat/moe.hpp>
+#include <pleat/optim.hpp>
+#include <pleat/tensor.hpp>
+#include <pleat/version.hpp>
