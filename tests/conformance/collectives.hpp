@@ -152,7 +152,7 @@ void check_collectives() {
     }
   });
   at_all_sizes_on_ranks<Backend, View>("large messages", [](auto& site) {
-    const std::size_t elems = (1 << 18) + 1;
+    const std::size_t elems = (1 << 17) + 1;
     all_gather_once(site, elems, DType::u8, true, 11);
     all_to_all_once(site, elems / 4, DType::u8, 12);
     broadcast_once(site, elems, site.size() - 1, DType::bf16, 13);

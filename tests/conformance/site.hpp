@@ -1,9 +1,11 @@
 // What the conformance suites share: a backend's description, one rank's side of a check, data that tells its origin.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -51,12 +53,21 @@ inline constexpr pleat::DType dtypes[] = {pleat::DType::f64, pleat::DType::f32, 
 
 using Bytes = std::vector<std::byte>;
 
+/// Bits that look random, the same for the same `seed`. source: Vigna's splitmix64, prng.di.unimi.it.
+constexpr std::uint64_t mixed(std::uint64_t seed) {
+  seed += 0x9e3779b97f4a7c15U;
+  seed = (seed ^ (seed >> 30)) * 0xbf58476d1ce4e5b9U;
+  seed = (seed ^ (seed >> 27)) * 0x94d049bb133111ebU;
+  return seed ^ (seed >> 31);
+}
 /// Bytes that no other (from, to, tag) has; of any dtype, NaNs among them.
 inline Bytes pattern(std::size_t bytes, int from, int to = 0, unsigned tag = 0) {
-  std::seed_seq seed{static_cast<unsigned>(from), static_cast<unsigned>(to), tag};
-  std::minstd_rand random(seed);
+  const std::uint64_t origin = mixed(mixed(mixed(tag) + static_cast<unsigned>(from)) + static_cast<unsigned>(to));
   Bytes data(bytes);
-  for (std::byte& byte : data) byte = static_cast<std::byte>(random() >> 8);
+  for (std::size_t i = 0; i < bytes; i += sizeof(std::uint64_t)) {
+    const std::uint64_t word = mixed(origin + i);
+    std::memcpy(data.data() + i, &word, std::min(sizeof word, bytes - i));
+  }
   return data;
 }
 inline void append(Bytes& all, const Bytes& more) {

@@ -12,11 +12,10 @@ namespace conformance {
 /// Element `i` of a rank's terms: magnitudes so far apart that every order of the sum gives other bits.
 template <class T>
 T term(int rank, std::size_t i) {
-  std::minstd_rand random(static_cast<unsigned>(rank) * 7919U + static_cast<unsigned>(i) * 104729U + 1);
-  random.discard(3);
-  const double mantissa = 1.0 + static_cast<double>(random() % 4096) / 4096;
-  const int exponent = static_cast<int>(random() % 40) - 20;
-  return static_cast<T>(static_cast<float>(std::ldexp(random() % 2 == 0 ? mantissa : -mantissa, exponent)));
+  const std::uint64_t bits = mixed(mixed(static_cast<std::uint64_t>(rank)) + i);
+  const double mantissa = 1.0 + static_cast<double>(bits % 4096) / 4096;
+  const int exponent = static_cast<int>(bits >> 20 & 31) - 16;
+  return static_cast<T>(static_cast<float>(std::ldexp(bits >> 40 & 1 ? mantissa : -mantissa, exponent)));
 }
 template <class T>
 Bytes terms(int rank, std::size_t first, std::size_t count) {
