@@ -1,0 +1,112 @@
+// The plan of a ring: errors that every rank sees alike, defaults, memory, and which rows travel.
+#include <pleat/attention/ring_plan.hpp>
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "unit/attention/expect_error.hpp"
+
+namespace {
+
+using namespace pleat;
+
+ring::Shape shape(std::int64_t tokens, std::vector<std::int64_t> cu_seqlens = {}) {
+  return {.batch = 2,
+          .tokens = tokens,
+          .q_heads = 8,
+          .kv_heads = 2,
+          .qk_dim = 192,
+          .v_dim = 128,
+          .dtype = DType::bf16,
+          .cu_seqlens = std::move(cu_seqlens)};
+}
+
+TEST_CASE("A01: heads that do not divide") {
+  ring::Shape wrong = shape(16);
+  wrong.kv_heads = 3;
+  expect_error<shape_error>("pleat[A01]: kv_heads=3 must divide q_heads=8; valid kv_heads: 1 2 4 8",
+                            [&] { ring::plan(2, wrong); });
+  wrong.kv_heads = 0;
+  expect_error<shape_error>("pleat[A01]: kv_heads=0", [&] { ring::plan(2, wrong); });
+}
+
+TEST_CASE("A02: extents that cannot be") {
+  ring::Shape wrong = shape(16);
+  wrong.v_dim = 0;
+  expect_error<shape_error>("pleat[A02]: cp=2, qk_dim=192 and v_dim=0", [&] { ring::plan(2, wrong); });
+  expect_error<shape_error>("pleat[A02]: cp=0", [&] { ring::plan(0, shape(16)); });
+}
+
+TEST_CASE("A03: documents past the end of the stream") {
+  expect_error<shape_error>("pleat[A03]: cu_seqlens (0 9 17)", [&] { ring::plan(2, shape(16, {0, 9, 17})); });
+  expect_error<shape_error>("pleat[A03]: cu_seqlens (0 9 8)", [&] {
+    ring::plan(2, shape(16)).documents(std::vector<std::int64_t>{0, 9, 8});
+  });
+}
+
+TEST_CASE("M07: a dense zigzag needs a multiple of 2 cp; packed, contiguous and single-rank sequences do not") {
+  expect_error<mesh_error>("pleat[M07]: sequence=5", [&] { ring::plan(2, shape(5)); });
+  CHECK_NOTHROW(ring::plan(2, shape(4)));
+  CHECK_NOTHROW(ring::plan(2, shape(5, {0, 5})));
+  CHECK_NOTHROW(ring::plan(2, shape(5), {.causal = false}));
+  CHECK_NOTHROW(ring::plan(2, shape(5), {.layout = ring::Layout::contiguous}));
+  CHECK_NOTHROW(ring::plan(1, shape(5)));
+  expect_error<mesh_error>("pleat[M07]",
+                           [&] { ring::plan(2, shape(5), {.causal = false, .layout = ring::Layout::zigzag}); });
+}
+
+TEST_CASE("defaults: zigzag when causal, contiguous when not; scale 1 / sqrt(qk_dim)") {
+  CHECK(ring::plan(2, shape(16)).layout == ring::Layout::zigzag);
+  CHECK(ring::plan(2, shape(16), {.causal = false}).layout == ring::Layout::contiguous);
+  CHECK(ring::plan(2, shape(16)).scale == doctest::Approx(1 / std::sqrt(192.0)));
+  CHECK(ring::plan(2, shape(16), {.scale = 0.5}).scale == 0.5);
+  CHECK(std::string(name_of(ring::Layout::zigzag)) == "zigzag");
+  CHECK(std::string(name_of(ring::Layout::contiguous)) == "contiguous");
+}
+
+TEST_CASE("memory does not grow with cp beyond the local tokens: two slots for blocks, two for sums") {
+  const std::size_t tokens = 64, batch = 2;  // per rank
+  const std::size_t block = batch * tokens * 2 * (192 + 128);
+  const std::size_t rows = batch * tokens * 8;
+  for (const int cp : {2, 3, 8}) {
+    for (const Transport transport : {Transport::collective, Transport::peer}) {
+      const Footprint bytes = ring::plan(cp, shape(64 * cp), {.transport = transport}).footprint();
+      const std::size_t slots = 2 * block * 2 + 2 * block * 4;
+      const std::size_t backward = rows * 4 + rows * 192 * 4 + block * 4;
+      CHECK(bytes.symmetric == (transport == Transport::peer ? slots : 0));
+      CHECK(bytes.scratch == backward + (transport == Transport::peer ? 0 : slots));
+      CHECK(bytes.saved == rows * 4);
+      CHECK(bytes.persistent == 0);
+    }
+  }
+  CHECK(ring::plan(1, shape(64), {.transport = Transport::peer}).footprint().symmetric == 0);
+}
+
+TEST_CASE("uneven chunks are planned by the largest") {
+  const ring::Plan plan = ring::plan(4, shape(11, {0, 11}));
+  std::int64_t sum = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    sum += plan.local_tokens(rank);
+    CHECK(plan.local_tokens(rank) <= plan.max_local_tokens());
+  }
+  CHECK(sum == 11);
+}
+
+TEST_CASE("rows of a block that have a gradient grow to what its readers need") {
+  const ring::Plan dense = ring::plan(4, shape(32));
+  for (int owner = 0; owner < 4; ++owner) {
+    for (int step = 0; step < 4; ++step) {
+      // Ranks after the owner read the first half of its keys, ranks before it all: steps 1 .. 3 - owner come first.
+      const TokenSpan expected{0, step == 0 ? 0 : step <= 3 - owner ? 4 : 8};
+      CHECK(dense.work.summed_keys(owner, step) == expected);
+    }
+  }
+  const ring::Plan apart = ring::plan(4, shape(32, {0, 4, 8, 12, 16, 20, 24, 28, 32}));
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(apart.work.summed_keys(rank, 3).empty());  // no document spans two ranks: nothing travels
+    CHECK(apart.work.last_step(rank) == 0);
+  }
+}
+
+}  // namespace

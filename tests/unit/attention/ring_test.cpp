@@ -1,0 +1,474 @@
+// Ring attention over host ranks against one rank in float64: every output and gradient, both transports with equal
+// bits.
+#include <pleat/attention/ring.hpp>
+
+#include <cstring>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "unit/attention/expect_error.hpp"
+#include "unit/attention/ring_run.hpp"
+
+namespace {
+
+using namespace pleat;
+using oracle::Outputs;
+using oracle::Problem;
+using Boundaries = std::vector<std::int64_t>;
+constexpr Transport transports[] = {Transport::collective, Transport::peer};
+
+bool same_bits(const Outputs& a, const Outputs& b) {
+  const auto same = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0;
+  };
+  return same(a.out, b.out) && same(a.lse, b.lse) && same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv);
+}
+
+void check_close(const Outputs& got, const Outputs& want, double tolerance) {
+  const auto check = [&](const std::string& what, const std::vector<double>& a, const std::vector<double>& b) {
+    CAPTURE(what);
+    CHECK(oracle::relative_l2(a, b) <= tolerance);
+    CHECK(oracle::relative_max(a, b) <= tolerance);
+  };
+  check("out", got.out, want.out);
+  check("dq", got.dq, want.dq);
+  check("dk", got.dk, want.dk);
+  check("dv", got.dv, want.dv);
+  for (std::size_t row = 0; row < want.lse.size(); ++row) {
+    if (std::isinf(want.lse[row])) {
+      REQUIRE(got.lse[row] == want.lse[row]);
+    } else {
+      REQUIRE(std::abs(got.lse[row] - want.lse[row]) <= tolerance * std::max(1.0, std::abs(want.lse[row])));
+    }
+  }
+}
+
+template <class T>
+constexpr double tolerance = std::is_same_v<T, double>  ? 1e-12
+                             : std::is_same_v<T, float> ? 1e-5
+                                                        : 2e-2;
+
+/// Both transports on the problem: equal bits, close to float64. Returns what they got.
+template <class T>
+Outputs check_ring(const Problem& p, int cp, std::optional<ring::Layout> layout = {}) {
+  CAPTURE(cp);
+  CAPTURE(p.tokens);
+  CAPTURE(p.causal);
+  CAPTURE(p.q_heads);
+  CAPTURE(p.kv_heads);
+  const unsigned seed = std::random_device{}();
+  CAPTURE(seed);
+  const oracle::Inputs in = oracle::draw(p, seed, ring_run::as_stored<T>);
+  const Outputs hops = ring_run::run<T>(p, in, cp, {.transport = Transport::collective, .layout = layout});
+  const Outputs pushes = ring_run::run<T>(p, in, cp, {.transport = Transport::peer, .layout = layout});
+  CHECK(same_bits(hops, pushes));
+  check_close(hops, oracle::solve(p, in), tolerance<T>);
+  return hops;
+}
+
+template <class T>
+void check_grid() {
+  for (const int cp : {1, 2, 3, 4, 5, 8}) {
+    for (const bool causal : {true, false}) {
+      check_ring<T>(
+          {.batch = 2, .tokens = 6 * cp, .q_heads = 3, .kv_heads = 3, .qk_dim = 8, .v_dim = 8, .causal = causal}, cp);
+      check_ring<T>(
+          {.batch = 1, .tokens = 4 * cp, .q_heads = 4, .kv_heads = 2, .qk_dim = 12, .v_dim = 5, .causal = causal}, cp);
+      check_ring<T>(
+          {.batch = 2, .tokens = 2 * cp, .q_heads = 4, .kv_heads = 1, .qk_dim = 3, .v_dim = 9, .causal = causal}, cp);
+    }
+  }
+}
+TEST_CASE("dense, double: cp x mask x heads x dims") {
+  check_grid<double>();
+}
+TEST_CASE("dense, float: cp x mask x heads x dims") {
+  check_grid<float>();
+}
+TEST_CASE("dense, bfloat16 storage: cp x mask x heads x dims") {
+  check_grid<bfloat16>();
+}
+
+TEST_CASE("both layouts serve both masks") {
+  for (const int cp : {2, 3, 5}) {
+    for (const bool causal : {true, false}) {
+      const Problem p{.batch = 2, .tokens = 4 * cp, .q_heads = 2, .kv_heads = 1, .causal = causal};
+      check_ring<double>(p, cp, ring::Layout::zigzag);
+      check_ring<double>(p, cp, ring::Layout::contiguous);
+    }
+  }
+}
+
+TEST_CASE("bfloat16: the error does not grow with the ring") {
+  const Problem p{.tokens = 256, .q_heads = 4, .kv_heads = 2, .qk_dim = 16, .v_dim = 16};
+  const oracle::Inputs in = oracle::draw(p, 77, ring_run::as_stored<bfloat16>);
+  const Outputs want = oracle::solve(p, in);
+  const Outputs one = ring_run::run<bfloat16>(p, in, 1, {}), eight = ring_run::run<bfloat16>(p, in, 8, {});
+  const auto check = [](const std::vector<double>& ring, const std::vector<double>& alone,
+                        const std::vector<double>& exact) {
+    CHECK(oracle::relative_l2(alone, exact) < 5e-3);
+    CHECK(oracle::relative_l2(ring, exact) <= 1.05 * oracle::relative_l2(alone, exact));
+  };
+  check(eight.out, one.out, want.out);
+  check(eight.dq, one.dq, want.dq);
+  check(eight.dk, one.dk, want.dk);
+  check(eight.dv, one.dv, want.dv);
+}
+
+TEST_CASE("8 query and 2 key-value heads, 192/128, cp2") {  // TE#2868
+  check_ring<float>({.tokens = 12, .q_heads = 8, .kv_heads = 2, .qk_dim = 192, .v_dim = 128}, 2);
+}
+
+TEST_CASE("8 keys in 2 chunks: gradients by the global LSE and Delta, each step by its own keys") {
+  // tt-metal#53205, diffusers#14265
+  check_ring<double>({.tokens = 8, .q_heads = 1, .kv_heads = 1, .causal = false}, 2);
+  check_ring<double>({.tokens = 8, .q_heads = 1, .kv_heads = 1}, 2);
+}
+
+TEST_CASE("length 113 with GQA on NaN-filled workspaces") {  // tilelang#2461
+  check_ring<float>({.tokens = 113, .q_heads = 8, .kv_heads = 2, .cu_seqlens = {0, 113}}, 4);
+}
+
+TEST_CASE("sequences of 4 and 5 tokens, cp2: right, or M07 on every rank") {  // pytorch#141429
+  for (const bool causal : {true, false}) check_ring<double>({.tokens = 4, .causal = causal}, 2);
+  check_ring<double>({.tokens = 5, .causal = false}, 2);
+  check_ring<double>({.tokens = 5, .cu_seqlens = {0, 5}}, 2);
+  expect_error<mesh_error>("pleat[M07]: sequence=5", [] {
+    run_ranks(2, [](ThreadComm&) { ring::plan(2, {.tokens = 5, .qk_dim = 8, .v_dim = 8}); });
+  });
+}
+
+Boundaries boundaries(const Boundaries& lengths) {
+  Boundaries cu_seqlens{0};
+  for (const std::int64_t length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
+  return cu_seqlens;
+}
+Problem packed(const Boundaries& lengths, std::int64_t padding = 0) {
+  Problem p{.q_heads = 4, .kv_heads = 2, .cu_seqlens = boundaries(lengths)};
+  p.tokens = p.cu_seqlens.back() + padding;
+  return p;
+}
+
+TEST_CASE("packed documents of any length equal one rank") {
+  const std::pair<int, Boundaries> cases[] = {{2, {9, 7, 8, 12, 8, 12}},  // TE#2186
+                                              {2, {20, 3, 8, 12, 8, 12}},
+                                              {8, {2, 1, 0, 13}},  // SkyRL#1407
+                                              {2, {7}},
+                                              {3, {1, 1, 1, 40, 1}},
+                                              {5, {3}},
+                                              {8, {0, 0, 1, 0}},
+                                              {4, {64, 64}}};
+  for (const auto& [cp, lengths] : cases) {
+    for (const bool causal : {true, false}) {
+      Problem p = packed(lengths);
+      p.causal = causal;
+      check_ring<double>(p, cp);
+      check_ring<float>(p, cp, ring::Layout::zigzag);
+    }
+  }
+}
+
+TEST_CASE("packed documents of log-normal lengths, also in a batch and with padding at the end") {
+  std::mt19937 generator(std::random_device{}());
+  std::lognormal_distribution<double> length(1.8, 1.2);
+  for (const int cp : {2, 3, 4, 8}) {
+    for (int trial = 0; trial < 3; ++trial) {
+      Boundaries lengths;
+      for (int document = 0; document < 12; ++document)
+        lengths.push_back(static_cast<std::int64_t>(std::min(length(generator), 60.0)));
+      Problem p = packed(lengths, trial * 5);
+      p.batch = 1 + trial;
+      p.causal = trial != 1;
+      p.v_dim = 6;
+      check_ring<double>(p, cp);
+    }
+  }
+}
+
+TEST_CASE("cp2, 7 tokens and one of padding: token 7 counts, a padding value of 200 does not leak") {  // TE#1930
+  const Problem p{.tokens = 8, .q_heads = 2, .kv_heads = 1, .cu_seqlens = {0, 7}};
+  oracle::Inputs in = oracle::draw(p, 12, ring_run::as_stored<double>);
+  for (auto* values : {&in.q, &in.k, &in.v, &in.dout})
+    std::fill(values->end() - static_cast<std::ptrdiff_t>(values->size()) / 8, values->end(), 200);
+  for (const Transport transport : transports) {
+    const Outputs got = ring_run::run<double>(p, in, 2, {.transport = transport});
+    check_close(got, oracle::solve(p, in), 1e-12);
+    CHECK(got.out[7 * 16] == 0);  // the row of padding
+    CHECK(got.lse[7 * 2] == -std::numeric_limits<double>::infinity());
+    in.v[6 * 8] += 1;  // token 7
+    CHECK(ring_run::run<double>(p, in, 2, {.transport = transport}).out[6 * 16] != got.out[6 * 16]);
+    in.v[6 * 8] -= 1;
+  }
+}
+
+TEST_CASE("streams without a document, and without a token") {
+  for (const int cp : {1, 2, 3}) {
+    const Outputs got = check_ring<float>({.tokens = 9, .cu_seqlens = {0, 0, 0}}, cp);
+    for (const double out : got.out) CHECK(out == 0);
+    check_ring<float>({.tokens = 0, .cu_seqlens = {0}}, cp);
+    check_ring<float>({.batch = 0, .tokens = 12}, cp);
+  }
+}
+
+TEST_CASE("q = 0: LSE = ln of the number of keys, on every rank and step") {  // attention-gym#200
+  const Problem p{.tokens = 24};
+  oracle::Inputs in = oracle::draw(p, 13, ring_run::as_stored<double>);
+  std::fill(in.q.begin(), in.q.end(), 0);
+  const Outputs got = ring_run::run<double>(p, in, 3, {});
+  for (std::size_t token = 0; token < 24; ++token) {
+    CHECK(got.lse[token] == doctest::Approx(std::log(static_cast<double>(token + 1))).epsilon(1e-14));
+  }
+}
+
+TEST_CASE("large logits far apart between blocks") {
+  const Problem p{.tokens = 16, .q_heads = 1, .kv_heads = 1};
+  oracle::Inputs in = oracle::draw(p, 14, ring_run::as_stored<double>);
+  for (std::size_t i = 0; i < in.k.size(); ++i) in.k[i] *= i / 8 % 3 == 0 ? 100 : 0.01;
+  check_close(ring_run::run<double>(p, in, 4, {}), oracle::solve(p, in), 1e-10);
+}
+
+TEST_CASE("random delays and repeated calls do not change a bit, on either transport") {
+  for (const int cp : {2, 3, 4, 8}) {
+    Problem p = packed({5, 17, 0, 9, 33, 4}, 3);
+    p.batch = 2;
+    const oracle::Inputs in = oracle::draw(p, 15, ring_run::as_stored<float>);
+    const Outputs calm = ring_run::run<float>(p, in, cp, {});
+    for (const Transport transport : transports) {
+      for (unsigned seed = 1; seed <= 5; ++seed) {
+        CHECK(same_bits(calm, ring_run::run<float>(p, in, cp,
+                                                   {.transport = transport,
+                                                    .seed = seed * 100,
+                                                    .delays = true,
+                                                    .calls = 1 + static_cast<int>(seed) % 3})));
+      }
+    }
+  }
+}
+
+TEST_CASE("dq, dk and dv are sums in one fixed order: 16/2 heads, many runs") {  // FA#1839, #1596
+  const Problem p{.tokens = 32, .q_heads = 16, .kv_heads = 2};
+  const oracle::Inputs in = oracle::draw(p, 16, ring_run::as_stored<bfloat16>);
+  const Outputs first = ring_run::run<bfloat16>(p, in, 4, {.transport = Transport::peer});
+  CHECK(same_bits(first, ring_run::run<bfloat16>(p, in, 4, {.transport = Transport::peer, .calls = 50})));
+  CHECK(same_bits(first, ring_run::run<bfloat16>(p, in, 4, {.calls = 50})));
+}
+
+/// One rank's operation and its memory, for tests that call it themselves.
+struct Bound {
+  Bound(const ring::Plan& plan, ThreadComm& world)
+      : scratch(plan.footprint().scratch, 0xff),
+        arena(world, plan.footprint().symmetric),
+        op(ring::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+                      Memory<HostArena>{scratch.block(), {}, {}, &arena})) {}
+  HostBuffer scratch;
+  HostArena arena;
+  ring::RingAttention<HostExecutor, ThreadComm, HostArena> op;
+};
+
+TEST_CASE("two micro-batches live at once, each with a packing of its own") {
+  const int cp = 3;
+  const std::int64_t tokens = 20;
+  for (const Transport transport : transports) {
+    const ring::Plan plan =
+        ring::plan(cp, {.tokens = tokens, .qk_dim = 8, .v_dim = 8, .dtype = DType::f64, .cu_seqlens = {0, tokens}},
+                   {.transport = transport});
+    const Boundaries packings[] = {{0, 3, 11, 20}, {0, 15, 15, 18}};
+    run_ranks(cp, [&](ThreadComm& world) {
+      const TokenSpans mine = plan.spans[static_cast<std::size_t>(world.rank())];
+      const auto count = static_cast<std::size_t>(mine.tokens() * 8);
+      Bound bound(plan, world);
+      struct MicroBatch {
+        std::vector<double> q, k, v, out, dout, dq, dk, dv;
+        HostBuffer lse;
+        ring::Work work;
+        ring::Saved saved;
+        Outputs want;
+      } live[2];
+      const auto tensor = [&](std::vector<double>& data) { return TensorRef(data.data(), {1, mine.tokens(), 1, 8}); };
+      for (unsigned i : {0u, 1u}) {
+        const Problem p{.tokens = tokens, .cu_seqlens = packings[i]};
+        const oracle::Inputs in = oracle::draw(p, 20 + i, ring_run::as_stored<double>);
+        MicroBatch& m = live[i];
+        m.want = oracle::solve(p, in);
+        for (std::int64_t row = 0; row < mine.tokens(); ++row) {
+          const std::ptrdiff_t at = mine.position(row) * 8;
+          m.q.insert(m.q.end(), in.q.begin() + at, in.q.begin() + at + 8);
+          m.k.insert(m.k.end(), in.k.begin() + at, in.k.begin() + at + 8);
+          m.v.insert(m.v.end(), in.v.begin() + at, in.v.begin() + at + 8);
+          m.dout.insert(m.dout.end(), in.dout.begin() + at, in.dout.begin() + at + 8);
+        }
+        for (auto* result : {&m.out, &m.dq, &m.dk, &m.dv}) result->assign(count, std::nan(""));
+        m.lse = HostBuffer(plan.footprint().saved, 0xff);
+        m.saved = ring::Saved(m.lse.block());
+        m.work = plan.documents(packings[i]);
+        bound.op.forward({}, m.work, tensor(m.q), tensor(m.k), tensor(m.v), tensor(m.out), m.saved);
+      }
+      for (MicroBatch& m : live)
+        bound.op.backward({}, tensor(m.dout), m.saved, tensor(m.dq), tensor(m.dk), tensor(m.dv));
+      for (MicroBatch& m : live) {
+        const auto part = [&](const std::vector<double>& global) {
+          std::vector<double> local;
+          for (std::int64_t row = 0; row < mine.tokens(); ++row) {
+            local.insert(local.end(), global.begin() + mine.position(row) * 8,
+                         global.begin() + mine.position(row) * 8 + 8);
+          }
+          return local;
+        };
+        if (oracle::relative_max(m.out, part(m.want.out)) > 1e-12 ||
+            oracle::relative_max(m.dq, part(m.want.dq)) > 1e-12 ||
+            oracle::relative_max(m.dk, part(m.want.dk)) > 1e-12 ||
+            oracle::relative_max(m.dv, part(m.want.dv)) > 1e-12) {
+          throw std::runtime_error("a micro-batch got wrong results");
+        }
+      }
+    });
+  }
+}
+
+/// Tensors of one rank of a small plan, and calls that can be spoiled one by one.
+struct Call {
+  explicit Call(const ring::Plan& plan, int rank)
+      : tokens(plan.local_tokens(rank)),
+        dim(plan.shape.qk_dim),
+        data(static_cast<std::size_t>(tokens * dim), 0.5f),
+        other(data),
+        lse(plan.footprint().saved, 0xff),
+        saved(lse.block()) {}
+  TensorRef in() { return TensorRef(data.data(), {1, tokens, 1, dim}); }
+  TensorRef result() { return TensorRef(other.data(), {1, tokens, 1, dim}); }
+  TensorRef strided(std::int64_t token_stride, std::int64_t dim_stride) {
+    TensorRef t(data.data(), DType::f32, {});
+    t.push_extent(1, 0);
+    t.push_extent(tokens, token_stride);
+    t.push_extent(1, 0);
+    t.push_extent(dim, dim_stride);
+    return t;
+  }
+  std::int64_t tokens, dim;
+  std::vector<float> data, other;
+  HostBuffer lse;
+  ring::Saved saved;
+};
+
+/// `spoil(op, call)` throws on every rank the error that starts with `start`.
+template <class Error, class Spoil>
+void expect_on_every_rank(const std::string& start, const ring::Plan& plan, Spoil spoil) {
+  int seen = 0;
+  std::mutex mutex;
+  expect_error<Error>(start, [&] {
+    run_ranks(plan.cp, [&](ThreadComm& world) {
+      try {
+        Bound bound(plan, world);
+        Call call(plan, world.rank());
+        spoil(bound.op, call);
+      } catch (const Error& e) {
+        const std::lock_guard lock(mutex);
+        seen += std::string(e.what()).find(start) == 0;
+        throw;
+      }
+    });
+  });
+  CHECK(seen == plan.cp);
+}
+ring::Plan small_plan(std::int64_t dim = 4) {
+  return ring::plan(
+      2, {.tokens = 8, .qk_dim = static_cast<int>(dim), .v_dim = static_cast<int>(dim), .dtype = DType::f32});
+}
+
+TEST_CASE("A04: a last axis that is not contiguous, an output that overlaps itself") {  // TE#1539
+  expect_on_every_rank<shape_error>(
+      "pleat[A04]: the last axis of q has stride 4", small_plan(), [](auto& op, Call& call) {
+        op.forward({}, call.strided(1, 4), call.in(), call.in(), call.result(), call.saved);
+      });
+  expect_on_every_rank<shape_error>(
+      "pleat[A04]: the last axis of dout has stride 0", small_plan(), [](auto& op, Call& call) {
+        op.forward({}, call.in(), call.in(), call.in(), call.result(), call.saved);
+        op.backward({}, call.strided(0, 0), call.saved, call.result(), call.result(), call.result());
+      });
+  expect_on_every_rank<shape_error>("pleat[A04]: axis 1 of out has stride 0", small_plan(), [](auto& op, Call& call) {
+    op.forward({}, call.in(), call.in(), call.in(), call.strided(0, 1), call.saved);
+  });
+}
+
+TEST_CASE("a dout that is expanded over tokens is right") {  // TE#1539
+  const ring::Plan plan = small_plan();
+  run_ranks(2, [&](ThreadComm& world) {
+    Bound bound(plan, world);
+    Call call(plan, world.rank());
+    for (std::size_t i = 0; i < call.data.size(); ++i)
+      call.data[i] = static_cast<float>(i % 7) + static_cast<float>(world.rank());
+    std::vector<float> one_row{1, 2, 3, 4}, rows, out(call.data.size());
+    for (std::int64_t row = 0; row < call.tokens; ++row) rows.insert(rows.end(), one_row.begin(), one_row.end());
+    TensorRef expanded(one_row.data(), DType::f32, {1});
+    expanded.push_extent(call.tokens, 0);
+    expanded.push_extent(1, 4);
+    expanded.push_extent(4, 1);
+    const TensorRef full(rows.data(), {1, call.tokens, 1, 4}), outs(out.data(), {1, call.tokens, 1, 4});
+    std::vector<float> gradients[2][3];
+    for (int i : {0, 1}) {
+      for (auto& gradient : gradients[i]) gradient.assign(call.data.size(), std::nanf(""));
+      const auto tensor = [&](int which) { return TensorRef(gradients[i][which].data(), {1, call.tokens, 1, 4}); };
+      bound.op.forward({}, call.in(), call.in(), call.in(), outs, call.saved);
+      bound.op.backward({}, i == 0 ? full : expanded, call.saved, tensor(0), tensor(1), tensor(2));
+    }
+    for (int which : {0, 1, 2}) {
+      if (gradients[0][which] != gradients[1][which]) throw std::runtime_error("an expanded dout gave other gradients");
+    }
+  });
+}
+
+TEST_CASE("T07: a tensor of the wrong extents or dtype") {
+  expect_on_every_rank<shape_error>("pleat[T07]: v is", small_plan(), [](auto& op, Call& call) {
+    op.forward({}, call.in(), call.in(), std::vector<float>(16), call.result(), call.saved);
+  });
+}
+
+TEST_CASE("A05: a group of another size, peer transport without an arena that reaches the group") {
+  ring::Plan peer = small_plan();
+  peer.transport = Transport::peer;
+  const auto bind = [](const ring::Plan& plan, GroupComm<ThreadComm> group, HostArena* arena) {
+    HostBuffer scratch(plan.footprint().scratch);
+    ring::bind(plan, HostExecutor{}, group, Memory<HostArena>{scratch.block(), {}, {}, arena});
+  };
+  expect_error<shape_error>("pleat[A05]: a plan for cp=2 was bound to a group of 3 ranks",
+                            [&] { run_ranks(3, [&](ThreadComm& world) { bind(small_plan(), world, nullptr); }); });
+  expect_error<shape_error>("pleat[A05]: a plan with peer transport needs an arena that reaches the cp group {0, 1}",
+                            [&] { run_ranks(2, [&](ThreadComm& world) { bind(peer, world, nullptr); }); });
+  expect_error<shape_error>("pleat[A05]: a plan with peer transport", [&] {
+    run_ranks(2, [&](ThreadComm& world) {
+      HostArena own(GroupComm<ThreadComm>(world.rank()), 1 << 20);
+      bind(peer, world, &own);
+    });
+  });
+}
+
+TEST_CASE("A06: a head dim the kernel does not take, on every rank") {
+  expect_on_every_rank<shape_error>("pleat[A06]: qk_dim=1100", small_plan(1100), [](auto& op, Call& call) {
+    op.forward({}, call.in(), call.in(), call.in(), call.result(), call.saved);
+    op.backward({}, call.in(), call.saved, call.result(), call.result(), call.result());
+  });
+}
+
+TEST_CASE("A07: backward without a forward of the same operation") {
+  expect_on_every_rank<shape_error>("pleat[A07]", small_plan(), [](auto& op, Call& call) {
+    op.backward({}, call.in(), call.saved, call.result(), call.result(), call.result());
+  });
+}
+
+TEST_CASE("a block of memory that is too small is refused") {
+  const ring::Plan plan = small_plan();
+  expect_error<shape_error>("pleat[T02]", [&] {
+    run_ranks(2, [&](ThreadComm& world) {
+      HostBuffer scratch(plan.footprint().scratch - 1);
+      HostArena arena(world, 0);
+      auto op = ring::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+                           Memory<HostArena>{scratch.block(), {}, {}, &arena});
+      Call call(plan, world.rank());
+      op.forward({}, call.in(), call.in(), call.in(), call.result(), call.saved);
+      op.backward({}, call.in(), call.saved, call.result(), call.result(), call.result());
+    });
+  });
+}
+
+}  // namespace
