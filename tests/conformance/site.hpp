@@ -87,6 +87,16 @@ void require_equal(const Bytes& found, const Bytes& expected, const Parts&... pa
   }
 }
 
+template <class Error, class F>
+void require_throws(F f, const char* text) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return require(std::string(e.what()).find(text) != std::string::npos, "`", e.what(), "` does not contain ", text);
+  }
+  require(false, "nothing was thrown instead of ", text);
+}
+
 /// A check runs on the communicator itself, or on a GroupComm over it.
 struct Whole {
   template <class Comm>

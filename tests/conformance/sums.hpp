@@ -74,16 +74,6 @@ void all_reduce_once(Site& site, std::size_t elems) {
                 "all_reduce_ordered of ", elems, " ", dtype);
 }
 
-template <class Error, class F>
-void require_throws(F f, const char* text) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return require(std::string(e.what()).find(text) != std::string::npos, "`", e.what(), "` does not contain ", text);
-  }
-  require(false, "nothing was thrown instead of ", text);
-}
-
 template <backend Backend>
 void check_sums() {
   at_all_sizes_on_ranks<Backend, Handle>("reduce_scatter_ordered", [](auto& site) {

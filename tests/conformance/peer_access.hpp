@@ -1,0 +1,290 @@
+// Peer access: windows on a symmetric arena, signals that count, credits with reuse, groups within the arena, failures.
+#pragma once
+
+#include <pleat/comm/peer_access.hpp>
+#include <pleat/core/carve.hpp>
+
+#include <conformance/failures.hpp>
+
+namespace conformance {
+
+/// A backend with an arena: `arena_type(GroupComm<comm_type> stage, bytes)`.
+template <class B>
+concept arena_backend = backend<B> && pleat::symmetric_arena<typename B::arena_type> &&
+    std::constructible_from<typename B::arena_type, pleat::GroupComm<typename B::comm_type>, std::size_t>;
+
+/// The ranks `first, first + stride, ...`.
+inline pleat::Group strided_group(int first, int stride, int count) {
+  return {first, pleat::GroupShape{}.append(stride, count)};
+}
+
+/// One rank's side of a check of windows.
+template <class Backend>
+class PeerSite : public Site<Backend, typename Backend::comm_type> {
+ public:
+  using Base = Site<Backend, typename Backend::comm_type>;
+  using Arena = typename Backend::arena_type;
+
+  PeerSite(typename Backend::comm_type& world) : Base(world, world) {}
+
+  pleat::Group everybody() const { return strided_group(0, 1, this->size()); }
+  Arena make_arena(std::size_t bytes) {
+    return Arena(pleat::GroupComm<typename Backend::comm_type>(this->comm), bytes);
+  }
+
+  /// Copies `data` to a place in some rank's window, on the stream. The staging memory lives as long as the site.
+  void write(std::byte* target, const Bytes& data) {
+    staged_.push_back(this->upload(data));
+    executor_.copy(target, staged_.back().block().data, data.size(), this->s());
+  }
+  Bytes read(const std::byte* source, std::size_t bytes) {
+    typename Base::Buffer buffer(bytes);
+    executor_.copy(buffer.block().data, source, bytes, this->s());
+    return this->download(buffer);
+  }
+
+ private:
+  pleat::executor_for<typename Backend::comm_type::device_type> executor_;
+  std::vector<typename Base::Buffer> staged_;
+};
+
+template <arena_backend Backend, class F>
+void on_peers(const std::string& name, int ranks, F f) {
+  on_ranks<Backend, Whole>(name, ranks, [&](auto& site) {
+    PeerSite<Backend> peer_site(site.comm);
+    f(peer_site);
+  });
+}
+template <arena_backend Backend, class F>
+void at_all_sizes_on_peers(const std::string& name, F f) {
+  at_all_sizes(name, [&](const std::string& label, int ranks) { on_peers<Backend>(label, ranks, f); });
+}
+
+/// Everybody writes to everybody, oneself included, signals, awaits all and reads.
+template <class Site, class Peers>
+void all_write_once(Site& site, Peers& peers, int channel, unsigned tag) {
+  constexpr std::size_t bytes = 40;
+  const int n = peers.size(), me = peers.rank();
+  for (int i = 1; i <= n; ++i) {
+    const int peer = (me + i) % n;
+    site.dawdle();
+    site.write(peers.base(peer) + static_cast<std::size_t>(me) * bytes, pattern(bytes, me, peer, tag));
+    peers.signal(peer, channel, site.s());
+  }
+  Bytes expected;
+  for (int peer = n - 1; peer >= 0; --peer) peers.await(peer, channel, site.s());
+  for (int peer = 0; peer < n; ++peer) append(expected, pattern(bytes, peer, me, tag));
+  require_equal(site.read(peers.base(me), expected.size()), expected, "what all ranks of a window wrote");
+}
+inline std::size_t all_write_bytes(int ranks) {
+  return static_cast<std::size_t>(ranks) * 40;
+}
+
+/// Blocks go around a ring through slots that are used again: channel 0 is *full*, channel 1 is *free*.
+template <class Site, class Peers>
+void credits_once(Site& site, Peers& peers, int slots, int rounds) {
+  constexpr std::size_t bytes = 24;
+  const int n = peers.size(), me = peers.rank(), next = (me + 1) % n, last = (me + n - 1) % n;
+  const auto slot = [&](int round) { return static_cast<std::size_t>(round % slots) * bytes; };
+  for (int i = 0; i < slots; ++i) peers.signal(last, 1, site.s());
+  const auto take = [&](int round) {
+    peers.await(last, 0, site.s());
+    const Bytes found = site.read(peers.base(me) + slot(round), bytes);
+    site.dawdle();
+    require_equal(found, pattern(bytes, last, me, static_cast<unsigned>(round)), "slot of round ", round);
+    require_equal(site.read(peers.base(me) + slot(round), bytes), found, "slot of round ", round, " changed in use");
+    peers.signal(last, 1, site.s());
+  };
+  for (int round = 0; round < rounds; ++round) {
+    peers.await(next, 1, site.s());
+    site.dawdle();
+    site.write(peers.base(next) + slot(round), pattern(bytes, me, next, static_cast<unsigned>(round)));
+    peers.signal(next, 0, site.s());
+    if (round >= slots - 1) take(round - (slots - 1));  // as late as the credits allow
+  }
+  for (int round = std::max(0, rounds - (slots - 1)); round < rounds; ++round) take(round);
+}
+
+template <arena_backend Backend>
+void check_peer_access() {
+  at_all_sizes_on_peers<Backend>("window of all ranks", [](auto& site) {
+    auto arena = site.make_arena(all_write_bytes(site.size()));
+    auto peers = arena.open(site.everybody(), all_write_bytes(site.size()), 2);
+    require(peers.rank() == site.rank() && peers.size() == site.size(), "the window has the ranks of its group");
+    all_write_once(site, peers, 0, 1);
+    site.comm.barrier(site.s());
+    all_write_once(site, peers, 1, 2);
+  });
+  at_all_sizes_on_peers<Backend>("credits", [](auto& site) {
+    for (const int slots : {1, 2, 3}) {
+      auto arena = site.make_arena(static_cast<std::size_t>(slots) * 24);
+      auto peers = arena.open(site.everybody(), static_cast<std::size_t>(slots) * 24, 2);
+      credits_once(site, peers, slots, 30);
+    }
+  });
+  at_all_sizes_on_peers<Backend>("windows lie apart, and so do their channels", [](auto& site) {
+    const std::size_t bytes[] = {1, all_write_bytes(site.size()), 0, 200};
+    auto arena = site.make_arena(4096);
+    using Peers = decltype(arena.open(site.everybody(), 1, 1));
+    std::vector<Peers> windows;
+    for (const std::size_t size : bytes) windows.push_back(arena.open(site.everybody(), size, 2));
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      for (int peer = 0; peer < site.size(); ++peer) {
+        const std::byte* base = windows[i].base(peer);
+        require(reinterpret_cast<std::uintptr_t>(base) % pleat::Carver::alignment_bytes == 0, "window ", i,
+                " is aligned");
+        require(base - windows[0].base(peer) == windows[i].base(0) - windows[0].base(0), "offsets are symmetric");
+        if (i > 0) require(base >= windows[i - 1].base(peer) + bytes[i - 1], "window ", i, " overlaps the one before");
+      }
+    }
+    const int next = (site.rank() + 1) % site.size(), last = (site.rank() + site.size() - 1) % site.size();
+    // A signal of the second window does not count in the first, nor one of channel 1 in channel 0.
+    windows[1].signal(next, 1, site.s());
+    site.write(windows[0].base(next), pattern(1, site.rank()));
+    windows[0].signal(next, 1, site.s());
+    windows[0].await(last, 1, site.s());
+    require_equal(site.read(windows[0].base(site.rank()), 1), pattern(1, last), "the first window");
+    windows[1].await(last, 1, site.s());
+    site.comm.barrier(site.s());
+    all_write_once(site, windows[1], 0, 3);
+  });
+  at_all_sizes_on_peers<Backend>("signals count, whatever the order of peers and channels", [](auto& site) {
+    auto arena = site.make_arena(0);
+    auto peers = arena.open(site.everybody(), 0, 3);
+    for (int peer = 0; peer < site.size(); ++peer) {
+      for (int channel = 0; channel < 3; ++channel) {
+        for (int i = 0; i <= channel + site.rank(); ++i) peers.signal(peer, channel, site.s());
+      }
+    }
+    for (int channel = 2; channel >= 0; --channel) {
+      for (int peer = site.size() - 1; peer >= 0; --peer) {
+        for (int i = 0; i <= channel + peer; ++i) peers.await(peer, channel, site.s());
+      }
+    }
+    site.finish();
+  });
+  at_all_sizes_on_peers<Backend>("a signal before its receiver has opened the window", [](auto& site) {
+    auto arena = site.make_arena(all_write_bytes(site.size()));
+    if (site.rank() % 2 == 1) std::this_thread::sleep_for(3ms);
+    auto peers = arena.open(site.everybody(), all_write_bytes(site.size()), 2);
+    all_write_once(site, peers, 1, 4);
+  });
+  at_all_sizes_on_peers<Backend>("groups within the arena", [](auto& site) {
+    if (site.size() % 4 != 0) return;
+    const int r = site.rank(), n = site.size();
+    const pleat::Group pairs = strided_group(r / 2 * 2, 1, 2), strided = strided_group(r % 2, 2, n / 2);
+    auto arena = site.make_arena(2048);
+    require(arena.reachable(pairs) && arena.reachable(site.everybody()), "groups within are reachable");
+    require(!arena.reachable(strided_group(r, n, 2)), "groups that lie partly outside are not");
+    auto in_pair = arena.open(pairs, all_write_bytes(2), 1);
+    auto in_strided = arena.open(strided, all_write_bytes(n / 2), 2);
+    require(in_strided.rank() == r / 2 && in_strided.size() == n / 2, "a window has the ranks of its group");
+    all_write_once(site, in_strided, 0, 5);
+    all_write_once(site, in_pair, 0, 6);
+    site.comm.barrier(site.s());
+    all_write_once(site, in_strided, 1, 5);
+  });
+  at_all_sizes_on_peers<Backend>("an arena of a part of the world", [](auto& site) {
+    if (site.size() % 4 != 0) return;
+    const int half = site.size() / 2, first = site.rank() / half * half;
+    auto stage = site.comm.split(first, site.rank());
+    const pleat::Group ranks = strided_group(first, 1, half);
+    typename Backend::arena_type arena(pleat::GroupComm(stage, ranks), 1024);
+    require(arena.reachable(ranks) && !arena.reachable(site.everybody()), "only the stage is reachable");
+    auto peers = arena.open(ranks, all_write_bytes(half), 1);
+    all_write_once(site, peers, 0, 7);
+    auto alone = arena.open(strided_group(site.rank(), 1, 1), 64, 1);
+    all_write_once(site, alone, 0, 8);
+  });
+  at_all_sizes_on_peers<Backend>("the largest size that a rank asks for is everybody's", [](auto& site) {
+    auto arena = site.make_arena(128 * static_cast<std::size_t>(site.rank() + 1));
+    auto peers = arena.open(site.everybody(), 128 * static_cast<std::size_t>(site.size()), 1);
+    all_write_once(site, peers, 0, 9);
+  });
+  at_all_sizes_on_peers<Backend>("C07 and C08", [](auto& site) {
+    auto arena = site.make_arena(512);
+    const int n = site.size(), r = site.rank();
+    require_throws<pleat::comm_error>([&] { arena.open(strided_group(r, n, 2), 8, 1); }, "pleat[C07]: group {");
+    if (n > 1) {
+      require_throws<pleat::comm_error>([&] { arena.open(strided_group((r + 1) % n, 1, 1), 8, 1); }, "pleat[C07]");
+    }
+    require_throws<pleat::comm_error>([&] { arena.open(site.everybody(), 513, 1); }, "has 512 bytes");
+    auto first = arena.open(site.everybody(), 300, 1);  // refusals used nothing up
+    require_throws<pleat::comm_error>(
+        [&] { arena.open(site.everybody(), 129, 1); },
+        "pleat[C08]: the arena has 512 bytes, the operations bound to it so far need 513");
+    auto second = arena.open(site.everybody(), 128, 1);
+    require(second.base(r) == first.base(r) + 384, "the second window follows the first");
+  });
+}
+
+/// For backends whose `await` fails on the host: when the peer throws, returns or stays silent.
+template <arena_backend Backend>
+void check_peer_failures() {
+  using Rank = Site<Backend, typename Backend::comm_type>;
+  const auto await_last = [](Rank& site) {
+    PeerSite<Backend> peer_site(site.comm);
+    auto arena = peer_site.make_arena(0);
+    auto peers = arena.open(peer_site.everybody(), 0, 2);
+    if (site.rank() == site.size() - 1) return;
+    peers.await(site.size() - 1, 1, site.s());
+    site.finish();
+  };
+  at_sizes_of_two_or_more("C02: a rank throws while others await", [&](const std::string& name, int ranks) {
+    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+      await_last(site);
+      if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);
+      throw Boom("boom in the arena");
+    });
+    outcome.require_everybody("boom in the arena");
+    outcome.require_everybody("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1), ranks - 1);
+    require(outcome.failed_rank == ranks - 1, "the run blames rank ", outcome.failed_rank);
+  });
+  at_sizes_of_two_or_more("C03: a rank returns while others await", [&](const std::string& name, int ranks) {
+    const Outcome outcome = outcome_of<Backend>(name, ranks, await_last);
+    outcome.require_everybody("pleat[C03]: rank " + std::to_string(ranks - 1), ranks - 1);
+    outcome.require_run("await of signal 1 on channel 1");
+  });
+  at_sizes_of_two_or_more("C04: a signal never comes", [&](const std::string& name, int ranks) {
+    std::atomic<int> ended = 0;
+    const Outcome outcome = outcome_of<Backend>(
+        name, ranks,
+        [&](Rank& site) {
+          try {
+            await_last(site);
+          } catch (...) {
+            ++ended;
+            throw;
+          }
+          while (ended < ranks - 1) std::this_thread::sleep_for(1ms);
+        },
+        30ms);
+    outcome.require_everybody("pleat[C04]", ranks - 1);
+    outcome.require_run("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1));
+  });
+  at_all_sizes("C03: a signal that a rank awaits of itself", [&](const std::string& name, int ranks) {
+    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+      PeerSite<Backend> peer_site(site.comm);
+      auto arena = peer_site.make_arena(0);
+      auto peers = arena.open(peer_site.everybody(), 0, 1);
+      peers.signal(site.rank(), 0, site.s());
+      peers.await(site.rank(), 0, site.s());
+      peers.await(site.rank(), 0, site.s());
+    });
+    outcome.require_run("waits for itself in await of signal 2");
+  });
+  at_sizes_of_two_or_more("a failure at a random time of a credit", [](const std::string& name, int ranks) {
+    for (int seed = 0; seed < 15; ++seed) {
+      const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+        PeerSite<Backend> peer_site(site.comm);
+        auto arena = peer_site.make_arena(48);
+        auto peers = arena.open(peer_site.everybody(), 48, 2);
+        credits_once(peer_site, peers, 2, site.rank() == seed % ranks ? seed : 1000);
+        throw Boom("boom in a credit");
+      });
+      outcome.require_everybody("boom in a credit");
+    }
+  });
+}
+
+}  // namespace conformance
