@@ -58,11 +58,13 @@ void Differences::compare(const StepReport& mesh, const StepReport& reference) {
 void Differences::compare(const std::string& name, const std::vector<double>& mesh,
                           const std::vector<double>& reference) {
   double difference = 0, size = 0;
+  bool equal = true;  // squares of tiny numbers are 0
   for (std::size_t i = 0; i < reference.size(); ++i) {
     difference += (mesh.at(i) - reference[i]) * (mesh.at(i) - reference[i]);
     size += reference[i] * reference[i];
+    equal = equal && mesh[i] == reference[i];
   }
-  const double ratio = relative(std::sqrt(difference), std::sqrt(size));
+  const double ratio = equal ? 0 : relative(std::max(std::sqrt(difference), 1e-300), std::sqrt(size));
   if (ratio > gradients) {
     gradients = ratio;
     worst_gradient = name;
