@@ -42,4 +42,162 @@ TEST_CASE("forward and backward equal one rank: bf16") {
   check_grid<bfloat16>();
 }
 
+TEST_CASE("every token to experts 0 and 1 of 8 on 4 ranks: all ranks finish, other experts get gradient 0") {
+  Problem<double> problem({.experts = 8, .k = 2}, {6, 3, 0, 9}, 5);
+  for (std::int64_t t = 0; t < problem.total(); ++t) {
+    problem.logit(t, 0) += 50;
+    problem.logit(t, 1) += 50;
+  }
+  problem.choose();
+  const Answer<double> answer = run(problem, {});
+  CHECK(worst(answer, solve(problem)) < tolerance<double>());
+  const auto others = static_cast<std::ptrdiff_t>(2 * problem.sizes.inner * problem.sizes.hidden);
+  for (const auto* gradient : {&answer.dgate, &answer.dup, &answer.ddown}) {
+    CHECK(std::all_of(gradient->begin() + others, gradient->end(), [](double d) { return d == 0; }));
+  }
+}
+
+TEST_CASE("given ids: unrouted ones take no part, forward and backward") {
+  Problem<double> problem({.experts = 6, .k = 3}, {5, 8, 2}, 9);
+  std::mt19937 random(2);
+  for (std::int32_t& id : problem.ids) {
+    if (random() % 3 == 0) id = random() % 2 == 0 ? -1 : 6;
+  }
+  std::fill_n(problem.ids.begin() + 6, 3, -1);
+  const Answer<double> answer = run(problem, {}, true);
+  CHECK(worst(answer, solve(problem)) < tolerance<double>());
+  for (std::int64_t h = 0; h < problem.sizes.hidden; ++h) {
+    CHECK(answer.y[static_cast<std::size_t>(2 * problem.sizes.hidden + h)] == 0);
+    CHECK(answer.dx[static_cast<std::size_t>(2 * problem.sizes.hidden + h)] == 0);
+  }
+  for (int e = 0; e < 6; ++e) CHECK(answer.dlogits[static_cast<std::size_t>(2 * 6 + e)] == 0);
+}
+
+TEST_CASE("the same tokens give the same weight gradients for ep 1, 2 and 4") {
+  // Four ranks; for ep < 4 the gradients of the expert_dp replicas are summed, without any divisor.
+  const Sizes sizes{.experts = 8, .k = 2};
+  const Problem<double> whole(sizes, {3, 7, 0, 4}, 21);
+  const Answer<double> expected = solve(whole);
+  for (const int ep : {1, 2, 4}) {
+    Answer<double> sum;
+    for (int first = 0; first < 4; first += ep) {
+      Problem<double> part = whole;
+      part.tokens.assign(whole.tokens.begin() + first, whole.tokens.begin() + first + ep);
+      const auto cut = [&](auto& values, std::int64_t cols) {
+        const auto begin = values.begin() + whole.first_token(first) * cols;
+        values.assign(begin, begin + part.total() * cols);
+      };
+      cut(part.x, sizes.hidden);
+      cut(part.dy, sizes.hidden);
+      cut(part.logits, sizes.experts);
+      cut(part.ids, sizes.k);
+      const Answer<double> answer = run(part, {.max_tokens = 7});
+      const auto add = [](std::vector<double>& to, const std::vector<double>& from) {
+        to.resize(from.size());
+        for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
+      };
+      add(sum.dgate, answer.dgate);
+      add(sum.dup, answer.dup);
+      add(sum.ddown, answer.ddown);
+    }
+    CHECK(relative(sum.dgate, expected.dgate) < 1e-13);
+    CHECK(relative(sum.dup, expected.dup) < 1e-13);
+    CHECK(relative(sum.ddown, expected.ddown) < 1e-13);
+  }
+}
+
+TEST_CASE("workspaces full of 0xff and of zeros give the same bits after two steps, accumulation included") {
+  const Problem<float> problem({.experts = 8, .k = 4}, {6, 0, 11, 3}, 13);
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    const Answer<float> clean = run(problem, {.transport = transport, .fill = 0, .steps = 2});
+    CHECK(run(problem, {.transport = transport, .fill = 0xff, .steps = 2}) == clean);
+    Answer<double> expected = solve(problem);
+    for (auto* gradient : {&expected.dgate, &expected.dup, &expected.ddown}) {
+      for (double& d : *gradient) d *= 2;
+    }
+    CHECK(worst(clean, expected) < tolerance<float>());
+  }
+}
+
+TEST_CASE("random delays change no bit, with either transport") {
+  const Problem<bfloat16> problem({.experts = 10, .k = 4}, {6, 0, 11, 3, 4}, 17);
+  const Answer<bfloat16> expected = run(problem, {.steps = 2});
+  for (int i = 0; i < 10; ++i) {
+    CHECK(run<bfloat16, testing_support::JitterExecutor>(problem, {.transport = Transport::peer, .steps = 2}) ==
+          expected);
+    CHECK(run<bfloat16, testing_support::JitterExecutor>(problem, {.transport = Transport::collective, .steps = 2}) ==
+          expected);
+  }
+}
+
+TEST_CASE("two live micro-batches keep apart") {
+  const Sizes sizes{.experts = 4, .k = 2};
+  const Problem<double> problems[] = {{sizes, {5, 2}, 1}, {sizes, {1, 6}, 2}};
+  const Answer<double> expected[] = {solve(problems[0]), solve(problems[1])};
+  run_ranks(2, [&](ThreadComm& world) {
+    const GroupComm<ThreadComm> ep(world);
+    const moe::LayerPlan plan =
+        moe::plan(2, moe::LayerShape{6, sizes.hidden, sizes.inner, sizes.experts, sizes.k, DType::f64});
+    const Footprint need = plan.footprint();
+    const HostBuffer scratch(need.scratch, 0xff), persistent(need.persistent, 0xff), first(need.saved, 0xff),
+        second(need.saved, 0xff);
+    HostArena arena(ep, need.symmetric);
+    auto layer =
+        moe::bind(plan, HostExecutor{}, ep, Memory<HostArena>{scratch.block(), persistent.block(), {}, &arena});
+    moe::LayerSaved saved[] = {{plan, first.block()}, {plan, second.block()}};
+    const auto rows = [&](const Problem<double>& p, const std::vector<double>& all, std::int64_t cols) {
+      return TensorRef(all.data() + p.first_token(world.rank()) * cols,
+                       {p.tokens[static_cast<std::size_t>(world.rank())], cols});
+    };
+    const auto matrices = [&](const std::vector<double>& gate, const std::vector<double>& up,
+                              const std::vector<double>& down) {
+      const std::int64_t stride = sizes.inner * sizes.hidden, at = world.rank() * 2 * stride;
+      return moe::ExpertMatrices{moe::expert_matrix(gate.data() + at, 2, sizes.inner, sizes.hidden, stride),
+                                 moe::expert_matrix(up.data() + at, 2, sizes.inner, sizes.hidden, stride),
+                                 moe::expert_matrix(down.data() + at, 2, sizes.hidden, sizes.inner, stride)};
+    };
+    for (int i = 0; i < 2; ++i) {
+      const auto& p = problems[i];
+      const std::vector<double> y(p.x.size());
+      layer.forward({}, rows(p, p.x, sizes.hidden), rows(p, p.logits, sizes.experts), matrices(p.gate, p.up, p.down),
+                    saved[i], rows(p, y, sizes.hidden));
+    }
+    for (int i = 0; i < 2; ++i) {
+      const auto& p = problems[i];
+      const std::vector<double> dx(p.x.size()), dlogits(p.logits.size()), dgate(p.gate), dup(p.up), ddown(p.down);
+      layer.backward({}, rows(p, p.dy, sizes.hidden), rows(p, p.logits, sizes.experts), matrices(p.gate, p.up, p.down),
+                     TensorRef{}, saved[i], rows(p, dx, sizes.hidden), rows(p, dlogits, sizes.experts),
+                     matrices(dgate, dup, ddown), false);
+      const auto own = [&](const std::vector<double>& all, std::int64_t per_rank) {
+        return std::vector<double>(all.begin() + world.rank() * per_rank, all.begin() + (world.rank() + 1) * per_rank);
+      };
+      const std::int64_t elems = 2 * sizes.inner * sizes.hidden;
+      CHECK(relative(own(dgate, elems), own(expected[i].dgate, elems)) < 1e-13);
+      CHECK(relative(own(ddown, elems), own(expected[i].ddown, elems)) < 1e-13);
+    }
+  });
+}
+
+TEST_CASE("too many tokens on one rank end in the same error on every rank, backward included") {
+  const Problem<double> problem({.experts = 4, .k = 2}, {3, 9}, 1);
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    try {
+      run(problem, {.transport = transport, .max_tokens = 8});
+      FAIL("no error");
+    } catch (const shape_error& e) {  // what all ranks threw alike
+      CHECK(std::string(e.what()).find("pleat[E08]: rank 1 of the ep group {0, 1} had 9 tokens") == 0);
+    }
+  }
+}
+
+TEST_CASE("the layer's footprint holds its parts") {
+  const moe::LayerPlan plan = moe::plan(4, moe::LayerShape{32, 16, 24, 8, 2, DType::bf16});
+  const Footprint layer = plan.footprint(), dispatch = plan.dispatch.footprint(), experts = plan.experts.footprint();
+  CHECK(layer.symmetric == dispatch.symmetric);
+  CHECK(layer.persistent == dispatch.persistent);
+  CHECK(layer.saved >= dispatch.saved + experts.saved + 32 * (2 * 4 + 2 * 4 + 8 * 4));
+  CHECK(layer.scratch >= experts.scratch);
+  CHECK(layer.scratch < experts.scratch + dispatch.saved);
+}
+
 }  // namespace
