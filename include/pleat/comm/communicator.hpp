@@ -25,7 +25,8 @@ struct Recv {
 /// Element counts, one per rank of the group in rank order; host memory, read during the call only.
 using Counts = std::span<const std::size_t>;
 
-/// A communicator. All counts are in elements of `dtype`; buffers are the device's, borrowed until the work is done.
+/// A communicator. Operations return nothing: what goes wrong is thrown. All counts are in elements of `dtype`; buffers
+/// are the device's, borrowed until the work is done.
 ///
 /// Every rank of the group calls each collective, in the same order, with the same dtype and counts that agree; a rank
 /// that breaks this gives every rank a comm_error (C05) where the backend can see it. On the host an operation is
@@ -60,14 +61,14 @@ concept communicator = std::movable<C> &&
   { k.size() }
   noexcept->std::same_as<int>;
   { c.split(i, i) } -> std::same_as<C>;
-  c.all_gather(in, out, elems, t, s);
-  c.all_gather_v(in, out, n, t, s);
-  c.all_to_all(in, out, elems, t, s);
-  c.all_to_all_v(in, n, out, n, t, s);
-  c.broadcast(out, elems, i, t, s);
-  c.exchange(tx, rx, t, s);
-  c.barrier(s);
-  c.wait(s);
+  { c.all_gather(in, out, elems, t, s) } -> std::same_as<void>;
+  { c.all_gather_v(in, out, n, t, s) } -> std::same_as<void>;
+  { c.all_to_all(in, out, elems, t, s) } -> std::same_as<void>;
+  { c.all_to_all_v(in, n, out, n, t, s) } -> std::same_as<void>;
+  { c.broadcast(out, elems, i, t, s) } -> std::same_as<void>;
+  { c.exchange(tx, rx, t, s) } -> std::same_as<void>;
+  { c.barrier(s) } -> std::same_as<void>;
+  { c.wait(s) } -> std::same_as<void>;
 };
 
 /// A refinement a caller opts into: the backend's own sums, in an order of its own.

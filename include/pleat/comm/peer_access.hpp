@@ -32,8 +32,8 @@ concept peer_access = std::movable<P> && requires(P& p, const P& k, typename P::
   { k.size() }
   noexcept->std::same_as<int>;
   { k.base(peer) } -> std::same_as<std::byte*>;
-  p.signal(peer, channel, s);
-  p.await(peer, channel, s);
+  { p.signal(peer, channel, s) } -> std::same_as<void>;
+  { p.await(peer, channel, s) } -> std::same_as<void>;
 };
 
 /// The symmetric arena: one block per rank of a stage, of the same size and layout everywhere.
