@@ -1,7 +1,9 @@
 // A reader of the JSON files in tests/facts: the expected values, as a tree of values that fail loudly.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
+#include <concepts>
 #include <cstdint>
 #include <fstream>
 #include <map>
@@ -50,7 +52,10 @@ class Json {
     return found->second;
   }
   const Json& operator[](const char* key) const { return (*this)[std::string(key)]; }
-  const Json& operator[](std::size_t i) const { return array().at(i); }
+  template <std::integral Index>
+  const Json& operator[](Index i) const {
+    return array().at(static_cast<std::size_t>(i));
+  }
   bool contains(const std::string& key) const { return object().count(key) != 0; }
   std::size_t size() const { return array().size(); }
 

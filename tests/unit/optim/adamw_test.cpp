@@ -1,0 +1,129 @@
+// AdamW on shards over a mesh equals AdamW on whole parameters on one rank, step after step.
+#include <pleat/optim/adamw.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include <doctest/doctest.h>
+
+#include <pleat/comm.hpp>
+#include <pleat/fsdp.hpp>
+#include <pleat/optim.hpp>
+
+namespace {
+
+using namespace pleat;
+
+/// Trains three steps on `ranks` ranks; every rank's gradient is its share of a given sum. Returns all masters.
+template <class T>
+std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transport, unsigned seed) {
+  using A = accumulator_t<T>;
+  const std::vector<std::int64_t> sizes{37, 5, 1, 64};
+  std::vector<A> result;
+  run_ranks(ranks, [&](ThreadComm& world) {
+    const auto mesh = RuntimeMesh::fold({.world = ranks, .replicas = replicas});
+    const MeshComms comms(mesh, world, std::array{Lane::main, Lane::gather, Lane::reduce});
+    const auto groups = fsdp::groups_of(comms);
+    std::vector<fsdp::UnitSpec> units;
+    for (const std::int64_t size : sizes) {
+      units.push_back({.name = "unit",
+                       .params = {{.name = "w", .shape = {size}},
+                                  {.name = "b", .shape = {3}, .weight_decay = false},
+                                  {.name = "frozen", .shape = {2}, .frozen = true}}});
+    }
+    const fsdp::Plan plan =
+        fsdp::plan(units, groups.sizes(), {.compute = dtype_of<T>, .transport = transport, .alignment_elems = 2});
+    const HostBuffer persistent(plan.footprint().persistent, 0xff);
+    HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
+    auto op =
+        fsdp::bind(plan, HostExecutor{}, groups, Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
+    const auto adamw_plan = optim::plan_adamw(plan.layouts, plan.master);
+    const HostBuffer moments(adamw_plan.footprint().persistent, 0xff);
+    auto adamw = optim::bind(adamw_plan, HostExecutor{}, moments.block());
+    const auto norm_plan = optim::plan_step_norm(ranks);
+    const HostBuffer norm_memory(norm_plan.footprint().persistent, 0xff);
+    auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), norm_memory.block());
+
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<double> uniform(-1, 1);
+    const auto draw = [&](std::int64_t elems) {
+      std::vector<double> values(static_cast<std::size_t>(elems));
+      for (double& value : values) value = uniform(random);
+      return values;
+    };
+    for (int u = 0; u < 4; ++u) {
+      op.load(u, 0, draw(sizes[static_cast<std::size_t>(u)]), {});
+      op.load(u, 1, draw(3), {});
+      op.load(u, 2, draw(2), {});
+    }
+    for (int step = 0; step < 3; ++step) {
+      for (int u = 0; u < 4; ++u) {
+        for (int p = 0; p < 2; ++p) {
+          const std::vector<double> gradient = draw(p == 0 ? sizes[static_cast<std::size_t>(u)] : 3);
+          const TensorRef tensor = op.gradient(u, {}).write(p).tensor;
+          for (std::size_t i = 0; i < gradient.size(); ++i) {
+            tensor.as<A>()[i] = static_cast<A>(gradient[i] * 2 * (world.rank() + 1) / (ranks * (ranks + 1)));
+          }
+        }
+        op.reduce(u, {});
+      }
+      op.finish_gradients({});
+      const optim::StepSums sums{.loss = 0, .tokens = 1.0 / ranks};
+      adamw.step(op.shards(), norm.run(op.shards(), &sums, 3, {}), 0.02, {});
+      op.weights_changed({});
+    }
+    std::vector<A> mine;
+    for (int u = 0; u < 4; ++u) {
+      const fsdp::UnitView view = op.acquire(u, {});
+      for (const auto& [p, elems] : {std::pair{0, sizes[static_cast<std::size_t>(u)]}, {1, 3}, {2, 2}}) {
+        std::vector<A> values(static_cast<std::size_t>(elems));
+        op.export_master(u, p, values, {});
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const T copy = static_cast<T>(values[i]);
+          if (std::memcmp(view[p].template as<T>() + i, &copy, sizeof(T)) != 0) fail<error>("the copy is no copy");
+        }
+        mine.insert(mine.end(), values.begin(), values.end());
+      }
+      op.release(u, {});
+    }
+    if (world.rank() == ranks - 1) result = mine;
+  });
+  return result;
+}
+
+template <class T>
+void check_meshes(double tolerance) {
+  const unsigned seed = std::random_device{}();
+  CAPTURE(seed);
+  const auto expected = trained<T>(1, 1, Transport::collective, seed);
+  for (const auto& [ranks, replicas] : {std::pair{2, 1}, {3, 1}, {4, 2}, {5, 1}, {8, 4}}) {
+    const auto sharded = trained<T>(ranks, replicas, Transport::collective, seed);
+    CHECK(sharded == trained<T>(ranks, replicas, Transport::peer, seed));
+    REQUIRE(sharded.size() == expected.size());
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      difference += std::pow(static_cast<double>(sharded[i] - expected[i]), 2);
+      norm += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    CHECK(std::sqrt(difference / norm) < tolerance);
+  }
+}
+
+TEST_CASE("sharded AdamW, with clipping, equals one rank's") {
+  check_meshes<double>(1e-13);
+  check_meshes<float>(1e-5);
+  check_meshes<bfloat16>(1e-5);  // float masters
+}
+
+TEST_CASE("units without trainable parameters take no moments") {
+  const fsdp::ParamSpec frozen{.name = "w", .shape = {1000}, .frozen = true};
+  const fsdp::UnitLayout unit = fsdp::plan_unit({&frozen, 1}, 2);
+  CHECK(optim::plan_adamw({&unit, 1}, DType::f32).footprint() == Footprint{});
+  const fsdp::ParamSpec trained{.name = "w", .shape = {1000}};
+  const fsdp::UnitLayout other = fsdp::plan_unit({&trained, 1}, 2);  // two shards of 512
+  CHECK(optim::plan_adamw({&other, 1}, DType::f32).footprint().persistent == 2 * 512 * 4);
+}
+
+}  // namespace
