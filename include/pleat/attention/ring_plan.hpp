@@ -112,6 +112,13 @@ struct Plan {
   Footprint footprint() const;
 };
 
+/// The choices of a plan, as one line of a log.
+inline void append_to(Message& message, const Plan& p) {
+  message.append("ring cp=").append(p.cp).append(p.causal ? " causal " : " full ");
+  message.append(name_of(p.layout)).append(' ').append(name_of(p.transport));
+  message.append(p.deterministic ? " deterministic" : " non-deterministic");
+}
+
 /// Plans attention over a cp group of `cp` ranks.
 /// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens); mesh_error M07 (dense zigzag).
 inline Plan plan(int cp, Shape shape, Options options = {}) {

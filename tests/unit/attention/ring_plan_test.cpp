@@ -65,6 +65,14 @@ TEST_CASE("defaults: zigzag when causal, contiguous when not; scale 1 / sqrt(qk_
   CHECK(std::string(name_of(ring::Layout::contiguous)) == "contiguous");
 }
 
+TEST_CASE("a plan says what it chose") {
+  const ring::Options options{.causal = false, .transport = Transport::peer, .deterministic = false};
+  CHECK(std::string(message_of(ring::plan(3, shape(18))).c_str()) ==
+        "ring cp=3 causal zigzag collective deterministic");
+  CHECK(std::string(message_of(ring::plan(3, shape(18), options)).c_str()) ==
+        "ring cp=3 full contiguous peer non-deterministic");
+}
+
 TEST_CASE("memory does not grow with cp beyond the local tokens: two slots for blocks, two for sums") {
   const std::size_t tokens = 64, batch = 2;  // per rank
   const std::size_t block = batch * tokens * 2 * (192 + 128);
