@@ -1,7 +1,7 @@
 // Exceptions, and the one way to raise them from code that also compiles for the device.
 #pragma once
 
-#include <exception>
+#include <new>  // std::exception, the base of std::bad_alloc; <exception> has more, and costs as much as the mesh headers
 
 #include <pleat/core/config.hpp>
 #include <pleat/core/message.hpp>

@@ -1,11 +1,16 @@
 // The text of an error, built from values without <string>, so that the mesh headers stay cheap to include.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
 namespace pleat::inline v0 {
+
+/// What can be added to a pointer: std::integral without <concepts>, which would cost more than the mesh headers do.
+template <class T>
+concept integer = requires(T value, const char* pointer) {
+  pointer + value;
+};
 
 /// A bounded text; what does not fit ends in "...". Part of every exception, so copying one never throws.
 class Message {
@@ -24,12 +29,12 @@ class Message {
     return *this;
   }
   constexpr Message& append(const Message& other) noexcept { return append(other.c_str()); }
-  template <std::integral Int>
+  template <integer Int>
   constexpr Message& append(Int value) noexcept {
     char digits[24] = {};
     int n = 0;
     std::uint64_t rest = static_cast<std::uint64_t>(value);
-    if constexpr (std::signed_integral<Int>) {
+    if constexpr (static_cast<Int>(-1) < static_cast<Int>(0)) {
       if (value < 0) {
         put('-');
         rest = 0 - rest;

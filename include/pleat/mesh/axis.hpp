@@ -1,8 +1,6 @@
 // The axes of a folded mesh, and the two views of a stage that they belong to.
 #pragma once
 
-#include <concepts>
-
 #include <pleat/core/config.hpp>
 #include <pleat/core/error.hpp>
 #include <pleat/mesh/factorization.hpp>
@@ -46,10 +44,6 @@ PLEAT_HD constexpr Factorization<Axis, 3> attention_view(int pp, int dp, int cp)
 PLEAT_HD constexpr Factorization<Axis, 3> expert_view(int pp, int expert_dp, int ep) {
   return {{{Axis::pp, pp}, {Axis::expert_dp, expert_dp}, {Axis::ep, ep}}};
 }
-PLEAT_HD constexpr bool belongs_to(Axis axis, View view) {
-  return view == View::attention ? attention_view(1, 1, 1).contains(axis) : expert_view(1, 1, 1).contains(axis);
-}
-
 namespace detail {
 [[noreturn]] PLEAT_HD inline void M05_axis_is_named_twice(Axis axis) {
   fail<mesh_error>("pleat[M05]: a group names axis ", axis, " twice; name each axis once");
@@ -59,23 +53,22 @@ namespace detail {
 /// The axes along which the ranks of a group differ, in no order. M05 when one is named twice.
 class AxisSet {
  public:
-  template <std::same_as<Axis>... Axes>
-  PLEAT_HD constexpr AxisSet(Axes... axes) {
-    (add(axes), ...);
-  }
+  constexpr AxisSet() = default;
+  PLEAT_HD constexpr AxisSet(Axis a) { add(a); }
+  PLEAT_HD constexpr AxisSet(Axis a, Axis b) : AxisSet(a) { add(b); }
+  PLEAT_HD constexpr AxisSet(Axis a, Axis b, Axis c) : AxisSet(a, b) { add(c); }
   PLEAT_HD constexpr AxisSet& add(Axis axis) {
     if (contains(axis)) detail::M05_axis_is_named_twice(axis);
     bits_ |= bit(axis);
     return *this;
   }
   PLEAT_HD constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
-  /// Whether one view has all of these axes.
-  PLEAT_HD constexpr bool within(View view) const {
-    for (int axis = 0; axis <= static_cast<int>(Axis::ep); ++axis) {
-      if (contains(static_cast<Axis>(axis)) && !belongs_to(static_cast<Axis>(axis), view)) return false;
-    }
-    return true;
+  PLEAT_HD static constexpr AxisSet view_axes(View view) {
+    return view == View::attention ? AxisSet(Axis::pp, Axis::dp, Axis::cp)
+                                   : AxisSet(Axis::pp, Axis::expert_dp, Axis::ep);
   }
+  /// Whether the view has all of these axes.
+  PLEAT_HD constexpr bool within(View view) const { return (bits_ & ~view_axes(view).bits_) == 0; }
   friend constexpr bool operator==(const AxisSet&, const AxisSet&) = default;
 
  private:

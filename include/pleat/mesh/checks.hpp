@@ -37,51 +37,60 @@ PLEAT_HD constexpr bool world_fits_int(int pp, int dp, int cp) {
 }
 
 // Static form. Each template holds one rule and has the values as its parameters, so that the first `error:` line has
-// the id and the fix, and the same diagnostic the values: "required from 'struct EP_must_divide_stage<4, 6>'".
+// the id and the fix, and the same diagnostic the values: "required from 'struct EP_must_divide_stage<4, 6>'". Only a
+// rule that is broken is instantiated, which is why a legal mesh costs next to nothing.
+
+template <int... Degrees>
+constexpr bool all_at_least_1 = ((Degrees >= 1) && ...);
+template <Axis... Axes>
+constexpr bool all_differ = ((1U << static_cast<unsigned>(Axes)) + ... + 0U) ==
+                            ((1U << static_cast<unsigned>(Axes)) | ... | 0U);
+template <Axis... Axes>
+constexpr bool all_within_a_view = (AxisSet(Axes).within(View::attention) && ...) ||
+                                   (AxisSet(Axes).within(View::expert) && ...);
 
 template <int... Degrees>
 struct degrees_must_be_at_least_1 {
-  static constexpr bool ok = ((Degrees >= 1) && ...);
-  static_assert(ok, "pleat[M00]: every degree of a mesh must be at least 1");
+  static_assert(all_at_least_1<Degrees...>, "pleat[M00]: every degree of a mesh must be at least 1");
 };
 template <int PP, int DP, int CP>
 struct world_must_fit_int {
-  static constexpr bool ok = world_fits_int(PP, DP, CP);
-  static_assert(ok, "pleat[M00]: the world size PP*DP*CP must fit in int: lower a degree");
+  static_assert(world_fits_int(PP, DP, CP), "pleat[M00]: the world size PP*DP*CP must fit in int: lower a degree");
 };
 template <int PP, int World>
 struct PP_must_divide_world {
-  static constexpr bool ok = divides(PP, World);
-  static_assert(ok, "pleat[M01]: PP must divide the world size: choose PP among the divisors of World");
+  static_assert(divides(PP, World), "pleat[M01]: PP must divide the world size: choose PP among the divisors of World");
 };
 template <int CP, int Stage>
 struct CP_must_divide_stage {
-  static constexpr bool ok = divides(CP, Stage);
-  static_assert(ok, "pleat[M01]: CP must divide the stage size World/PP: choose CP among its divisors");
+  static_assert(divides(CP, Stage), "pleat[M01]: CP must divide the stage size World/PP: choose CP among its divisors");
 };
 template <int EP, int Stage>
 struct EP_must_divide_stage {
-  static constexpr bool ok = divides(EP, Stage);
-  static_assert(ok, "pleat[M02]: EP must divide the stage size DP*CP: choose EP among its divisors");
+  static_assert(divides(EP, Stage), "pleat[M02]: EP must divide the stage size DP*CP: choose EP among its divisors");
 };
 template <int Replicas, int ExpertDP>
 struct Replicas_must_divide_expert_dp {
-  static constexpr bool ok = divides(Replicas, ExpertDP);
-  static_assert(ok, "pleat[M03]: Replicas must divide expert_dp = DP*CP/EP: choose Replicas among its divisors");
+  static_assert(divides(Replicas, ExpertDP),
+                "pleat[M03]: Replicas must divide expert_dp = DP*CP/EP: choose Replicas among its divisors");
 };
 template <Axis... Axes>
 struct axes_of_a_group_must_differ {
-  static constexpr bool ok =
-      ((1U << static_cast<unsigned>(Axes)) + ... + 0U) == ((1U << static_cast<unsigned>(Axes)) | ... | 0U);
-  static_assert(ok, "pleat[M05]: a group names an axis twice: name each axis once");
+  static_assert(all_differ<Axes...>, "pleat[M05]: a group names an axis twice: name each axis once");
 };
 template <Axis... Axes>
 struct axes_of_a_group_must_share_a_view {
-  static constexpr bool ok = (belongs_to(Axes, View::attention) && ...) || (belongs_to(Axes, View::expert) && ...);
-  static_assert(ok,
+  static_assert(all_within_a_view<Axes...>,
                 "pleat[M05]: the axes of a group must belong to one view: take them from (pp, dp, cp) or from "
                 "(pp, expert_dp, ep)");
 };
+
+/// Makes the compiler say what is wrong, and nothing else.
+template <class Rule, class Result>
+consteval Result broken(Result result) {
+  [[maybe_unused]] constexpr int said = sizeof(Rule);
+  return result;
+}
 
 /// What follows from the degrees.
 struct MeshSizes {
@@ -93,34 +102,43 @@ struct MeshSizes {
 /// The sizes of a legal mesh. Stops at the first rule that is broken, so that one mistake gives one error.
 template <int PP, int DP, int CP, int EP, int Replicas>
 consteval MeshSizes static_sizes() {
-  if constexpr (degrees_must_be_at_least_1<PP, DP, CP, EP, Replicas>::ok) {
-    if constexpr (world_must_fit_int<PP, DP, CP>::ok) {
-      if constexpr (EP_must_divide_stage<EP, DP * CP>::ok) {
-        if constexpr (Replicas_must_divide_expert_dp<Replicas, DP * CP / EP>::ok) {
-          static_assert(share_outer_axis(attention_view(PP, DP, CP), expert_view(PP, DP * CP / EP, EP)));
-          return {DP * CP, PP * DP * CP, DP * CP / EP};
-        }
-      }
-    }
+  if constexpr (PP < 1 || DP < 1 || CP < 1 || EP < 1 || Replicas < 1) {
+    return broken<degrees_must_be_at_least_1<PP, DP, CP, EP, Replicas>>(MeshSizes{});
+  } else if constexpr (!world_fits_int(PP, DP, CP)) {
+    return broken<world_must_fit_int<PP, DP, CP>>(MeshSizes{});
+  } else if constexpr (!divides(EP, DP * CP)) {
+    return broken<EP_must_divide_stage<EP, DP * CP>>(MeshSizes{});
+  } else if constexpr (!divides(Replicas, DP * CP / EP)) {
+    return broken<Replicas_must_divide_expert_dp<Replicas, DP * CP / EP>>(MeshSizes{});
+  } else {
+    static_assert(share_outer_axis(attention_view(PP, DP, CP), expert_view(PP, DP * CP / EP, EP)));
+    return {DP * CP, PP * DP * CP, DP * CP / EP};
   }
-  return {};
 }
 
 /// The `dp` that folds `World`, 1 when a rule is broken.
 template <int World, int PP, int CP>
 consteval int static_fold_dp() {
-  if constexpr (degrees_must_be_at_least_1<World, PP, CP>::ok) {
-    if constexpr (PP_must_divide_world<PP, World>::ok) {
-      if constexpr (CP_must_divide_stage<CP, World / PP>::ok) return World / PP / CP;
-    }
+  if constexpr (World < 1 || PP < 1 || CP < 1) {
+    return broken<degrees_must_be_at_least_1<World, PP, CP>>(1);
+  } else if constexpr (!divides(PP, World)) {
+    return broken<PP_must_divide_world<PP, World>>(1);
+  } else if constexpr (!divides(CP, World / PP)) {
+    return broken<CP_must_divide_stage<CP, World / PP>>(1);
+  } else {
+    return World / PP / CP;
   }
-  return 1;
 }
 
 template <Axis... Axes>
 consteval bool axes_are_legal() {
-  if constexpr (axes_of_a_group_must_differ<Axes...>::ok) return axes_of_a_group_must_share_a_view<Axes...>::ok;
-  return false;
+  if constexpr (!all_differ<Axes...>) {
+    return broken<axes_of_a_group_must_differ<Axes...>>(false);
+  } else if constexpr (!all_within_a_view<Axes...>) {
+    return broken<axes_of_a_group_must_share_a_view<Axes...>>(false);
+  } else {
+    return true;
+  }
 }
 
 // Run-time form: the same rules with the values and the choices.

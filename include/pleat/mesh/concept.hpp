@@ -1,8 +1,6 @@
 // What a folded mesh is, and everything that can be asked of one: the same functions for a static and a run-time mesh.
 #pragma once
 
-#include <concepts>
-
 #include <pleat/mesh/axis.hpp>
 #include <pleat/mesh/checks.hpp>
 #include <pleat/mesh/group.hpp>
@@ -25,8 +23,8 @@ concept folded_mesh = requires(const Mesh& mesh) {
 /// A mesh whose sizes are part of its type.
 template <class Mesh>
 concept static_mesh = folded_mesh<Mesh> && requires {
-  { &Mesh::world_size } -> std::same_as<const int*>;
-};
+  *&Mesh::world_size;
+};  // not of a pointer to member
 
 /// Where a rank stands in the attention view.
 struct AttentionCoordinate {

@@ -82,7 +82,7 @@ constexpr void append_to(Message& message, MeshList<Meshes...>) {
 
 template <class All, class First, class... Rest, class Function>
 constexpr decltype(auto) with_first_match(const RuntimeMesh& mesh, Function&& function) {
-  if constexpr (std::same_as<First, RuntimeMesh>) {
+  if constexpr (!static_mesh<First>) {
     return static_cast<Function&&>(function)(mesh);
   } else {
     if (same_mesh(mesh, First{})) return static_cast<Function&&>(function)(First{});

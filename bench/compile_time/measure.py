@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""What including a public header costs: processor seconds of a compile, beside the budget.
+
+Each .cpp below this folder is one row. Its first line is `// budget: <seconds> s`, or, for what it may add to another
+row, `// budget: <seconds> s over <file>`. Rows are compiled in turn, so that a slow moment hits them alike.
+Run: measure.py [--compiler g++] [--repeat 11] [--check] [<part of a row's name>]...
+"""
+import argparse
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+INCLUDE = HERE.parents[1] / "include"
+BUDGET = re.compile(r"// budget: ([0-9.]+) s(?: over (\S+))?")
+
+
+class Row:
+    def __init__(self, path):
+        self.name = path.relative_to(HERE).as_posix()
+        found = BUDGET.match(path.read_text())
+        if not found:
+            sys.exit(f"{self.name}: its first line is not `// budget: <seconds> s [over <file>]`")
+        self.path, self.budget, self.base, self.seconds = path, float(found[1]), found[2], []
+
+    def compile(self, compiler):
+        command = [*compiler, "-std=c++20", "-O0", f"-I{INCLUDE}", "-c", str(self.path), "-o", os.devnull]
+        child = subprocess.Popen(command)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode != 0:
+            sys.exit(f"{self.name} does not compile")
+        self.seconds.append(usage.ru_utime + usage.ru_stime)
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--compiler", default="g++", help="command and flags of the compiler")
+    options.add_argument("--repeat", type=int, default=11, help="compiles of each row; the median counts")
+    options.add_argument("--check", action="store_true", help="exit 1 when a row is over its budget")
+    options.add_argument("part", nargs="*", help="measure only rows whose name has one of these parts")
+    options = options.parse_args()
+
+    rows = {row.name: row for row in map(Row, sorted(HERE.rglob("*.cpp")))}
+    wanted = [row for row in rows.values() if not options.part or any(part in row.name for part in options.part)]
+    needed = {row.name for row in wanted}
+    for row in wanted:
+        while row.base:
+            if row.base not in rows:
+                sys.exit(f"{row.name}: its budget is over {row.base}, which is no row")
+            row = rows[row.base]
+            needed.add(row.name)
+
+    for _ in range(options.repeat):
+        for name in sorted(needed):
+            rows[name].compile(options.compiler.split())
+
+    over = 0
+    print(f"{'row':<28} {'seconds':>8} {'adds':>8} {'budget':>8}  (medians of {options.repeat}, {options.compiler} -O0)")
+    for row in wanted:
+        median = statistics.median(row.seconds)
+        adds = median - (statistics.median(rows[row.base].seconds) if row.base else 0)
+        late = adds > row.budget
+        over += late
+        print(f"{row.name:<28} {median:8.3f} {adds:8.3f} {row.budget:8.3f}  {'OVER' if late else 'ok':<4}"
+              f"{' over ' + row.base if row.base else ''}")
+    sys.exit(1 if options.check and over else 0)
+
+
+if __name__ == "__main__":
+    main()
