@@ -1,6 +1,8 @@
 // Rows between ranks by collectives: the host reads the counts, then one all_to_all_v moves the packed rows.
 #pragma once
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <pleat/comm/group_comm.hpp>
@@ -33,28 +35,28 @@ class CollectiveRows {
     executor.copy(tables_.incoming, incoming.data(), n * sizeof(std::byte*), {});
   }
 
-  RowTable open(Way way, RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable open(RowKind kind, DispatchSaved& saved, Stream s) {
     DispatchRecord& r = saved.record;
     if (kind == RowKind::token) leaf::sum_before(plan_.ranks, r.send_counts, r.send_first, s);
-    return {tables_.outgoing, way == Way::to_experts ? r.send_first : r.recv_first, plan_.format(kind)};
+    return {tables_.outgoing, way_of(kind) == Way::to_experts ? r.send_first : r.recv_first, plan_.format(kind)};
   }
 
-  RowTable deliver(Way way, RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable deliver(RowKind kind, DispatchSaved& saved, Stream s) {
     const DispatchRecord& r = saved.record;
     if (kind == RowKind::token) exchange_counts(saved, s);
     const std::int64_t* sent = saved.host_counts.data();
     const std::int64_t* received = sent + plan_.ranks;
-    if (way == Way::to_sources) std::swap(sent, received);
+    if (way_of(kind) == Way::to_sources) std::swap(sent, received);
     const RowFormat format = plan_.format(kind);
     for (int p = 0; p < plan_.ranks; ++p) {
       send_bytes_[static_cast<std::size_t>(p)] = static_cast<std::size_t>(sent[p]) * format.row_bytes;
       recv_bytes_[static_cast<std::size_t>(p)] = static_cast<std::size_t>(received[p]) * format.row_bytes;
     }
     comm_.all_to_all_v(buffers_.outgoing, send_bytes_, buffers_.incoming, recv_bytes_, DType::u8, s);
-    return {tables_.incoming, way == Way::to_experts ? r.recv_first : r.send_first, format};
+    return {tables_.incoming, way_of(kind) == Way::to_experts ? r.recv_first : r.send_first, format};
   }
 
-  void release(Way, Stream) {}
+  void release(RowKind, Stream) {}
 
  private:
   void exchange_counts(DispatchSaved& saved, Stream s) {

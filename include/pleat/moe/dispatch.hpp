@@ -1,6 +1,7 @@
 // Dispatch and combine: token rows to the ranks of their experts and weighted results back, with their gradients.
 #pragma once
 
+#include <utility>
 #include <variant>
 
 #include <pleat/comm/memory.hpp>
@@ -60,7 +61,7 @@ class Dispatch {
     const auto* chosen_ids = chosen.template as<std::int32_t>();
     leaf::plan_sends(plan_, saved.tokens, chosen_ids, saved.record, status_, s);
     exchange(
-        Way::to_experts, RowKind::token, saved, s,
+        RowKind::token, saved, s,
         [&](const RowTable& out) {
           leaf::pack(plan_, saved.planned_tokens, in.data(), chosen_ids, w.data(), saved.record, out, s);
         },
@@ -86,7 +87,7 @@ class Dispatch {
     const TensorRef result = token_rows("y", y, saved);
     const Stream s = streams.compute;
     exchange(
-        Way::to_sources, RowKind::result, saved, s,
+        RowKind::result, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
         [&](const RowTable& rows) {
           leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), nullptr, s);
@@ -104,7 +105,7 @@ class Dispatch {
     const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
     const Stream s = streams.compute;
     exchange(
-        Way::to_experts, RowKind::gradient, saved, s,
+        RowKind::gradient, saved, s,
         [&](const RowTable& rows) {
           leaf::pack(plan_, saved.planned_tokens, in.data(), nullptr, nullptr, saved.record, rows, s);
         },
@@ -121,7 +122,7 @@ class Dispatch {
     const TensorRef dw = dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k});
     const Stream s = streams.compute;
     exchange(
-        Way::to_sources, RowKind::token_gradient, saved, s,
+        RowKind::token_gradient, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
         [&](const RowTable& rows) {
           leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), dw.data(), s);
@@ -138,9 +139,9 @@ class Dispatch {
     executor_.copy(&now, status_, sizeof(now), streams.compute);
     if (ep_.comm() != nullptr) ep_.comm()->wait(streams.compute);
     if (now.poisoned_rank != 0) {
-      fail<shape_error>("pleat[E08]: rank ", now.poisoned_rank - 1, " of the ep group ", ep_.ranks(), " had ",
-                        now.poisoned_tokens, " tokens, more than max_tokens=", plan_.shape.max_tokens,
-                        "; plan with a larger max_tokens");
+      fail<shape_error>("pleat[E08]: rank ", ep_.ranks()[static_cast<int>(now.poisoned_rank) - 1], " of the ep group ",
+                        ep_.ranks(), " had ", now.poisoned_tokens,
+                        " tokens, more than max_tokens=", plan_.shape.max_tokens, "; plan with a larger max_tokens");
     }
     return now;
   }
@@ -148,12 +149,12 @@ class Dispatch {
  private:
   /// One transfer: `write` the rows I send, then `read` those that came.
   template <class Write, class Read>
-  void exchange(Way way, RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
+  void exchange(RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
     std::visit(
         [&](auto& transport) {
-          write(transport.open(way, row_kind, saved, s));
-          read(transport.deliver(way, row_kind, saved, s));
-          transport.release(way, s);
+          write(transport.open(row_kind, saved, s));
+          read(transport.deliver(row_kind, saved, s));
+          transport.release(row_kind, s);
         },
         rows_);
   }

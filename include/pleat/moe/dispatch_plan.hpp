@@ -8,6 +8,7 @@
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
+#include <pleat/moe/operand.hpp>
 #include <pleat/moe/row_table.hpp>
 
 namespace pleat::inline v0::moe {
@@ -207,10 +208,7 @@ class DispatchSaved {
 /// Plans for groups of `ranks` ranks. Errors: mesh_error M06 when ranks does not divide experts, shape_error E02 for k,
 /// E07 for sizes.
 inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOptions& options = {}) {
-  if (shape.k < 1 || shape.k > shape.experts) {
-    fail<shape_error>("pleat[E02]: k=", shape.k, " distinct experts of experts=", shape.experts,
-                      " cannot be dispatched; valid k: 1 .. experts");
-  }
+  check_choice(shape.experts, shape.k);
   if (ranks < 1 || shape.experts % ranks != 0) {
     fail<mesh_error>("pleat[M06]: experts=", shape.experts, " is not divisible by ep=", ranks,
                      "; valid ep: ", Divisors{shape.experts});

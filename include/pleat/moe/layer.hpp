@@ -50,8 +50,7 @@ struct LayerPlan {
     r.experts = part(experts.footprint().saved);
     return r;
   }
-  /// Valid from call to call within one pass: gradients of the expert rows and of the weights, and the parts' own,
-  /// which never run at the same time.
+  /// Gradients of the expert rows and of the weights, and what the parts need, which never run at the same time.
   struct Scratch {
     std::byte* dexpert_rows;  // [capacity_rows, hidden] dtype
     std::byte* dweights;      // [max_tokens, k] acc
@@ -148,14 +147,7 @@ class Layer {
     // Too many tokens are not routed: the arrays have no room for them, and dispatch reads none.
     const bool fits = tokens <= plan_.dispatch.shape.max_tokens;
     name_choice(saved, fits ? tokens : 0, in.device());
-    if (!fits) {
-    } else if (choice.ids.rank() != 0) {
-      const TensorRef ids = dense("ids", choice.ids, DType::i32, kind, {tokens, plan_.router.shape.k});
-      executor_.copy(r.ids, ids.data(), static_cast<std::size_t>(ids.elems()) * sizeof(std::int32_t), streams.compute);
-      router_.weigh(streams, logits, saved.ids, saved.weights, saved.probs);
-    } else {
-      router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias);
-    }
+    if (fits) route(streams, logits, saved, choice);
     const ExpertRows rows =
         dispatch_.dispatch(streams, in, choice_array(r.ids, DType::i32, tokens, in.device()),
                            choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
@@ -201,6 +193,16 @@ class Layer {
     const LayerPlan::Scratch scratch = plan.carve_scratch(carver);
     memory.scratch = scratch.parts;
     return scratch;
+  }
+  template <class Logits>
+  void route(const Streams<Stream>& streams, const Logits& logits, LayerSaved& saved, const Choice& choice) const {
+    if (choice.ids.rank() == 0) {
+      return router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias);
+    }
+    const TensorRef ids = dense("ids", choice.ids, DType::i32, kind, {saved.ids.extent(0), plan_.router.shape.k});
+    executor_.copy(saved.ids.data(), ids.data(), static_cast<std::size_t>(ids.elems()) * sizeof(std::int32_t),
+                   streams.compute);
+    router_.weigh(streams, logits, saved.ids, saved.weights, saved.probs);
   }
   void name_choice(LayerSaved& saved, std::int64_t tokens, Device device) const {
     const LayerRecord& r = saved.record;

@@ -74,11 +74,7 @@ struct LoadBalancePlan {
 
 /// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
 inline LoadBalancePlan plan(const LoadBalanceShape& shape, const LoadBalanceOptions& options, int ranks) {
-  if (shape.experts < 1 || shape.k < 1 || shape.k > shape.experts || shape.max_sequences < 1) {
-    fail<shape_error>("pleat[E02]: k=", shape.k, " of experts=", shape.experts,
-                      " in max_sequences=", shape.max_sequences,
-                      " cannot be balanced; valid k: 1 .. experts; max_sequences: 1 or more");
-  }
+  check_choice(shape.experts, shape.k);
   return {shape, options, ranks};
 }
 

@@ -1,6 +1,7 @@
 // Rows between ranks by peer access: written straight into the reader's window, one slot per possible row.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include <pleat/core/executor.hpp>
@@ -43,18 +44,19 @@ class PeerRows {
     }
     executor.copy(tables_.outgoing_first, outgoing_first.data(), n * sizeof(std::int64_t), {});
     executor.copy(tables_.incoming_first, incoming_first.data(), n * sizeof(std::int64_t), {});
-    release(Way::to_experts, {});
-    release(Way::to_sources, {});
+    for (const Way way : {Way::to_experts, Way::to_sources}) grant(way, {});
   }
 
   /// Where to write rows; what follows runs when all peers have read the rows before.
-  RowTable open(Way way, RowKind kind, const DispatchSaved&, Stream s) {
+  RowTable open(RowKind kind, const DispatchSaved&, Stream s) {
+    const Way way = way_of(kind);
     each_peer([&](int p) { peers_.await(p, free_channel(way), s); });
     return {tables_.outgoing[static_cast<int>(way)], tables_.outgoing_first, plan_.format(kind)};
   }
 
   /// Tells the peers that their rows are there, and waits for theirs. Rows of kind `token` bring their counts.
-  RowTable deliver(Way way, RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable deliver(RowKind kind, DispatchSaved& saved, Stream s) {
+    const Way way = way_of(kind);
     if (kind == RowKind::token) {
       for (int p = 0; p < plan_.ranks; ++p) {
         executor_.copy(counts_[static_cast<std::size_t>(p)] + peers_.rank(), saved.record.send_counts + p,
@@ -71,11 +73,12 @@ class PeerRows {
   }
 
   /// The rows that came have been read.
-  void release(Way way, Stream s) {
-    each_peer([&](int p) { peers_.signal(p, free_channel(way), s); });
-  }
+  void release(RowKind kind, Stream s) { grant(way_of(kind), s); }
 
  private:
+  void grant(Way way, Stream s) {
+    each_peer([&](int p) { peers_.signal(p, free_channel(way), s); });
+  }
   static constexpr int free_channel(Way way) { return 2 * static_cast<int>(way); }
   static constexpr int full_channel(Way way) { return 2 * static_cast<int>(way) + 1; }
   /// Own rows lie in the own window and need no signal.

@@ -47,10 +47,7 @@ struct RouterPlan {
 
 /// Errors: shape_error E02 when k does not fit experts, E03 when the groups do not.
 inline RouterPlan plan(const RouterShape& shape, const RouterOptions& options = {}) {
-  if (shape.experts < 1 || shape.k < 1 || shape.k > shape.experts) {
-    fail<shape_error>("pleat[E02]: k=", shape.k, " distinct experts of experts=", shape.experts,
-                      " cannot be chosen; valid k: 1 .. experts");
-  }
+  check_choice(shape.experts, shape.k);
   const int groups = options.groups;
   const int members = groups >= 1 && shape.experts % groups == 0 ? shape.experts / groups : 0;
   if (members == 0 || options.kept_groups < 1 || options.kept_groups > groups ||

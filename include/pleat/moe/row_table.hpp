@@ -19,6 +19,10 @@ enum class RowKind : unsigned char {
   token_gradient,  ///< to sources: gradients of the k weights, 0 where another rank has the expert
 };
 
+constexpr Way way_of(RowKind kind) {
+  return kind == RowKind::token || kind == RowKind::gradient ? Way::to_experts : Way::to_sources;
+}
+
 /// A row is `row_bytes` long, its payload starts after `header_bytes`; both are multiples of 16.
 struct RowFormat {
   std::size_t header_bytes = 0;

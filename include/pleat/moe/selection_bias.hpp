@@ -10,21 +10,31 @@
 
 namespace pleat::inline v0::moe {
 
-struct SelectionBiasPlan {
+struct SelectionBiasShape {
   int experts = 0;
   int k = 0;
   /// Of the model; the bias is of its accumulator.
   DType dtype = DType::f32;
+};
+
+struct SelectionBiasPlan {
+  SelectionBiasShape shape;
   int ranks = 1;
 
   /// As in losses.hpp: choices of each expert, then routed tokens; exact in float64.
-  constexpr std::size_t counters() const { return static_cast<std::size_t>(experts) + 1; }
+  constexpr std::size_t counters() const { return static_cast<std::size_t>(shape.experts) + 1; }
   Footprint footprint() const {
     Carver persistent;
     persistent.take<double>(counters());
     return {.scratch = all_reduce_scratch_bytes(counters(), ranks, DType::f64), .persistent = persistent.used_bytes()};
   }
 };
+
+/// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
+inline SelectionBiasPlan plan(const SelectionBiasShape& shape, int ranks) {
+  check_choice(shape.experts, shape.k);
+  return {shape, ranks};
+}
 
 /// The selection bias of one layer. source: arXiv 2408.15664. Work is ordered on `streams.compute`.
 template <executor Executor, communicator Comm>
@@ -43,8 +53,8 @@ class SelectionBias {
   /// Counts the choices ids [tokens, k] i32 of a micro-batch. Local. Errors: shape_error T07, E01.
   template <class Ids>
   void count(const Streams<Stream>& streams, const Ids& ids) {
-    const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.k});
-    moe_leaf<device_type>::count_choices(plan_.experts, plan_.k, 1, chosen.extent(0),
+    const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
+    moe_leaf<device_type>::count_choices(plan_.shape.experts, plan_.shape.k, 1, chosen.extent(0),
                                          chosen.template as<std::int32_t>(), started_, counts_, streams.compute);
     started_ = true;
   }
@@ -53,9 +63,9 @@ class SelectionBias {
   /// Collective over the group; `count` was called at least once.
   template <class Bias>
   void update(const Streams<Stream>& streams, double rate, const Bias& bias) {
-    const TensorRef b = dense("bias", bias, accumulator(plan_.dtype), kind, {plan_.experts});
+    const TensorRef b = dense("bias", bias, accumulator(plan_.shape.dtype), kind, {plan_.shape.experts});
     all_reduce_ordered(counted_over_, counts_, plan_.counters(), DType::f64, scratch_, streams.compute);
-    moe_leaf<device_type>::update_bias(plan_.experts, b.dtype(), counts_, rate, b.data(), streams.compute);
+    moe_leaf<device_type>::update_bias(plan_.shape.experts, b.dtype(), counts_, rate, b.data(), streams.compute);
     started_ = false;
   }
 

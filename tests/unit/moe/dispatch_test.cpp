@@ -2,11 +2,13 @@
 #include <pleat/moe/dispatch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,6 +19,29 @@
 #include <pleat/moe.hpp>
 
 namespace {
+
+/// Host memory; a rank that is slow reads its windows late.
+struct slow_device {};
+thread_local bool is_slow = false;
+
+}  // namespace
+
+template <>
+inline constexpr pleat::DeviceKind pleat::device_kind<slow_device> = pleat::DeviceKind::host;
+template <>
+struct pleat::moe_leaf<slow_device> : pleat::moe_leaf<pleat::host_device> {
+  template <class... Args>
+  static void expand(const Args&... args) {
+    if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    pleat::moe_leaf<pleat::host_device>::expand(args...);
+  }
+};
+
+namespace {
+
+struct SlowExecutor : pleat::HostExecutor {
+  using device_type = slow_device;
+};
 
 using namespace pleat;
 using moe::DispatchShape;
@@ -29,15 +54,16 @@ TensorRef matrix(std::vector<T>& values, std::int64_t cols) {
 }
 
 /// A dispatch over one rank of a run, with workspaces full of NaN, in float.
-struct Bench {
-  Bench(ThreadComm& world, const DispatchShape& shape, const moe::DispatchOptions& options, unsigned char fill = 0xff)
+template <class Executor>
+struct BenchOf {
+  BenchOf(ThreadComm& world, const DispatchShape& shape, const moe::DispatchOptions& options, unsigned char fill = 0xff)
       : plan(moe::plan(world.size(), shape, options)),
         scratch(plan.footprint().scratch, fill),
         persistent(plan.footprint().persistent, fill),
         pinned(plan.footprint().pinned_host, fill),
         saved_memory(plan.footprint().saved, fill),
         arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric),
-        op(moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+        op(moe::bind(plan, Executor{}, GroupComm<ThreadComm>(world),
                      Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &arena})),
         saved(plan, saved_memory.block()) {}
 
@@ -60,9 +86,10 @@ struct Bench {
   moe::DispatchPlan plan;
   HostBuffer scratch, persistent, pinned, saved_memory;
   HostArena arena;
-  moe::Dispatch<HostExecutor, ThreadComm, HostArena> op;
+  moe::Dispatch<Executor, ThreadComm, HostArena> op;
   moe::DispatchSaved saved;
 };
+using Bench = BenchOf<HostExecutor>;
 
 /// Both transports on `ranks` ranks.
 void each_transport(int ranks, const DispatchShape& shape, const std::function<void(ThreadComm&, Bench&)>& f,
@@ -266,6 +293,22 @@ TEST_CASE("tokens per rank 1, 17, 4096, 0") {
 TEST_CASE("4 tokens, then 1, then 4 on the same plan and saved state: no stale rows") {
   each_transport(2, {4, 2, 4, 2, DType::f32}, [](ThreadComm&, Bench& bench) {
     for (const std::int64_t tokens : {4, 1, 0, 4, 1}) check_identity(bench, tokens, 3);
+  });
+}
+
+TEST_CASE("dispatch after dispatch: a window is not written before its slow reader has read it") {
+  run_ranks(2, [&](ThreadComm& world) {
+    BenchOf<SlowExecutor> bench(world, {4, 2, 2, 1, DType::f32}, {Transport::peer, 1});
+    is_slow = world.rank() == 0;
+    std::vector<std::int32_t> ids(4, 0);
+    std::vector<float> weights(4, 1.f);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<float> x(8, static_cast<float>(step));
+      const moe::ExpertRows view = bench.dispatch(x, ids, weights);
+      const std::int64_t rows = view.offsets.as<std::int64_t>()[1];
+      CHECK(rows == (world.rank() == 0 ? 8 : 0));
+      for (std::int64_t i = 0; i < rows * 2; ++i) CHECK(view.rows.as<float>()[i] == static_cast<float>(step));
+    }
   });
 }
 

@@ -163,7 +163,8 @@ void check_scope(BalanceScope scope) {
   }
   const int meshes[][2] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}, {8, 1}, {1, 8}, {1, 4}};
   Outcome first;
-  for (const auto& [dp, cp] : meshes) {
+  for (const auto& mesh : meshes) {
+    const int dp = mesh[0], cp = mesh[1];
     CAPTURE(dp);
     CAPTURE(cp);
     const Outcome outcome = run(step, scope, dp, cp, targets);
@@ -234,7 +235,9 @@ TEST_CASE("errors name the values") {
     }
     return std::string();
   };
-  CHECK(text([] { moe::plan(moe::LoadBalanceShape{4, 5}, {}, 1); }).find("pleat[E02]: k=5 of experts=4") == 0);
+  CHECK(text([] {
+          moe::plan(moe::LoadBalanceShape{4, 5}, {}, 1);
+        }).find("pleat[E02]: k=5 distinct experts of experts=4") == 0);
   const auto plan = moe::plan(moe::LoadBalanceShape{4, 2, DType::f32, 2}, {1.0, BalanceScope::sequence}, 1);
   const HostBuffer scratch(plan.footprint().scratch);
   const Memory<HostArena> memory{scratch.block()};

@@ -84,7 +84,7 @@ void gemm(Op op_a, Op op_b, std::int64_t m, std::int64_t n, std::int64_t k,
     const int rows = static_cast<int>(std::min<std::int64_t>(Tile::rows, m - row));
     for (std::int64_t col = 0; col < n; col += Tile::cols) {
       const int cols = static_cast<int>(std::min<std::int64_t>(Tile::cols, n - col));
-      std::fill_n(sums, Tile::rows * Tile::cols, Sum{0});
+      std::fill_n(sums, (rows + Tile::row_regs - 1) / Tile::row_regs * Tile::row_regs * Tile::cols, Sum{0});
       for (std::int64_t p = 0; p < k; p += Tile::depth) {
         const int depth = static_cast<int>(std::min<std::int64_t>(Tile::depth, k - p));
         detail::gemm_pack<Tile::row_regs>(packed_a, a + row * a_row + p * a_depth, a_row, a_depth, rows, depth);

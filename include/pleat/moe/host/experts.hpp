@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/core/host/gemm.hpp>
 #include <pleat/moe/experts.hpp>
+#include <pleat/moe/host/sigmoid.hpp>
 
 namespace pleat::inline v0::moe::detail {
 
@@ -129,10 +129,6 @@ struct HostExpertLeaf {
   template <class F>
   static void typed(const ExpertPlan& plan, const F& f) {
     dispatch_dtype(FloatTypes{}, plan.shape.dtype, f);
-  }
-  template <class Acc>
-  static Acc sigmoid(Acc x) {
-    return 1 / (1 + std::exp(-x));
   }
   /// Calls f(row, rows, col, cols) for the tiles of a matrix [rows, cols].
   template <class F>

@@ -8,6 +8,7 @@
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/moe/host/routed.hpp>
+#include <pleat/moe/host/sigmoid.hpp>
 #include <pleat/moe/router.hpp>
 
 namespace pleat::inline v0::moe::detail {
@@ -30,11 +31,6 @@ int next_best(int count, int last, const Key& key, const Allowed& allowed) {
     if (best < 0 || ranks_before(key(i), i, key(best), best)) best = i;
   }
   return best;
-}
-
-template <class Acc>
-Acc sigmoid(Acc x) {
-  return 1 / (1 + std::exp(-x));
 }
 
 /// What DeepSeek-V3 adds to the sums that it divides sigmoid scores by.
