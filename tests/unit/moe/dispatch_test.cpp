@@ -56,14 +56,15 @@ TensorRef matrix(std::vector<T>& values, std::int64_t cols) {
 /// A dispatch over one rank of a run, with workspaces full of NaN, in float.
 template <class Executor>
 struct BenchOf {
-  BenchOf(ThreadComm& world, const DispatchShape& shape, const moe::DispatchOptions& options, unsigned char fill = 0xff)
-      : plan(moe::plan(world.size(), shape, options)),
+  BenchOf(const GroupComm<ThreadComm>& ep, const DispatchShape& shape, const moe::DispatchOptions& options,
+          unsigned char fill = 0xff)
+      : plan(moe::plan(ep.size(), shape, options)),
         scratch(plan.footprint().scratch, fill),
         persistent(plan.footprint().persistent, fill),
         pinned(plan.footprint().pinned_host, fill),
         saved_memory(plan.footprint().saved, fill),
-        arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric),
-        op(moe::bind(plan, Executor{}, GroupComm<ThreadComm>(world),
+        arena(ep, plan.footprint().symmetric),
+        op(moe::bind(plan, Executor{}, ep,
                      Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &arena})),
         saved(plan, saved_memory.block()) {}
 
@@ -341,6 +342,26 @@ TEST_CASE("33 tokens on one rank where 32 are planned: the same error on every r
             "larger max_tokens");
     }
   }
+}
+
+TEST_CASE("the rank with too many tokens is named by its rank in the world, to its own group only") {
+  run_ranks(4, [&](ThreadComm& world) {
+    ThreadComm half = world.split(world.rank() / 2, world.rank());
+    const GroupComm<ThreadComm> ep(half, GroupShape{}.append(1, 2).of(world.rank()));
+    Bench bench(ep, {2, 1, 2, 1, DType::f32}, {});
+    std::vector<std::int32_t> ids(world.rank() == 3 ? 3 : 1, 0);
+    std::vector<float> x(ids.size(), 1.f), weights(ids.size(), 1.f);
+    bench.dispatch(x, ids, weights);
+    if (world.rank() < 2) {
+      CHECK_NOTHROW(bench.op.check({}));
+    } else {
+      CHECK_THROWS_WITH_AS(
+          bench.op.check({}),
+          "pleat[E08]: rank 3 of the ep group {2, 3} had 3 tokens, more than max_tokens=2; plan with a "
+          "larger max_tokens",
+          shape_error);
+    }
+  });
 }
 
 TEST_CASE("a down-projection bias is weighted as well: weights 0 give 0, others sum of weight * bias") {
