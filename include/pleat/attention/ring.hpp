@@ -59,10 +59,15 @@ class RingAttention {
   void forward(const StreamPair& s, const Q& q, const K& k, const V& v, const Out& out, Saved& saved) {
     forward(s, plan_->work, q, k, v, out, saved);
   }
-  /// The same for a packing of its own, `plan.documents(cu_seqlens)`; the same on every rank.
+  /// The same for a packing of its own, `plan.documents(cu_seqlens)`; the same on every rank. Errors: also A08 when
+  /// `work` was planned for another number of ranks.
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const Work& work, const Q& q, const K& k, const V& v, const Out& out,
                Saved& saved) {
+    if (work.ranks() != plan_->cp) {
+      fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks was given to an operation of cp=", plan_->cp,
+                        "; make it by documents() of the operation's plan");
+    }
     const Shape& shape = plan_->shape;
     Carver memory(saved.memory_);
     saved.tensors_ = {input("q", q, shape.q_heads, shape.qk_dim),

@@ -59,6 +59,7 @@ class Work {
     }
   }
 
+  int ranks() const { return cp_; }
   /// Whose block rank `rank` meets at `step`.
   int owner(int rank, int step) const { return (rank - step + cp_) % cp_; }
   /// Who meets the block of `rank` at `step`.
@@ -81,7 +82,7 @@ class Work {
   }
 
  private:
-  int cp_ = 1;
+  int cp_ = 0;
   std::vector<BlockWork> blocks_;  // [rank][step]
 };
 

@@ -1,5 +1,4 @@
-// The ring's peer transport: the owner of a block pushes what a reader needs into the reader's slot; signals are
-// credits.
+// The ring's peer transport: the owner of a block pushes what a reader needs into the reader's slot.
 #pragma once
 
 #include <pleat/attention/ring_side.hpp>
@@ -9,11 +8,11 @@ namespace pleat::inline v0::ring::detail {
 /// See RingSide for what the members mean. No transfer of keys and values depends on an earlier one, and only the keys
 /// that the reader's work needs travel.
 ///
-/// Credits. The slot of step s is written by owner(s) and read by this rank; two steps later owner(s + 2) writes it.
-/// The reader signals *free* to exactly the rank that writes next, so one credit per (writer, reader) and call exists;
-/// at bind for steps 1 and 2. The slots of sums are written by the previous rank at steps 2 .. cp and by this rank
-/// itself at step 1, which needs no credit: order on its own streams is enough. No deadlock: a wait at step s is for
-/// what a peer does at a step before s.
+/// Signals are credits. The slot of step s is written by owner(s) and read by this rank; two steps later owner(s + 2)
+/// writes it. The reader signals *free* to exactly the rank that writes next, so there is one credit per (writer,
+/// reader) and call; at bind for steps 1 and 2. The slots of sums are written by the previous rank at steps 2 .. cp and
+/// by this rank itself at step 1, which needs no credit: order on its own streams is enough.
+/// No deadlock: every wait for step s is for what a peer does at a step before s, or in the call before.
 template <executor Executor, peer_access Peers>
 class RingPushes : public RingSide<Executor> {
   using Base = RingSide<Executor>;

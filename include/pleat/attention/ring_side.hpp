@@ -49,12 +49,12 @@ inline Run run_of(const TensorRef& rows, std::int64_t index) {
 /// The part that both transports share. Each of them adds, with the same meaning and in the order of a call:
 /// - `open(work, own, s)`: a call begins; `own` are this rank's keys and values, ready on s.compute.
 /// - `post(step, s)`: starts moving the blocks of `step`, beside what is on s.compute. Steps 1 .. cp - 1 in order.
-/// - `arrive(step, s)`: the keys of `owner(step)` that `work` reads at `step`, valid on s.compute until `release(step,
-/// s)`.
-/// - `sums(step, s)`: the running sum of the gradients of `owner(step)`, of its whole block: rows
+/// - `arrive(step, s)`: the keys of `owner(step)` that `work` reads, on s.compute, valid until `release(step, s)`.
+/// - `sums(step, s)`: the running sum of the gradients of the whole block of `owner(step)`, on s.compute. Its rows
 ///   `summed_keys(owner, step - 1)` hold what the ranks before this one gave; the caller adds this rank's part.
-///   Step cp is this rank's own block, with the parts of all others. Valid on s.compute until the next of these two:
-/// - `pass(step, s)`: hands the sum on to the next rank; steps 1 .. cp - 1. - `drop_sums(s)`: the own one is used up.
+///   At step cp it is this rank's own block, with the parts of all others.
+/// - `pass(step, s)`: hands that sum on to the next rank. Steps 1 .. cp - 1.
+/// - `drop_sums(s)`: the sum of step cp is used up.
 /// - `close(s)`: what follows on s.compute comes after all transfers.
 /// All ranks make the same calls in the same order; an op has one call under way at a time.
 template <executor Executor>

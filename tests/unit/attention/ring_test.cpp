@@ -376,6 +376,15 @@ ring::Plan small_plan(std::int64_t dim = 4) {
       2, {.tokens = 8, .qk_dim = static_cast<int>(dim), .v_dim = static_cast<int>(dim), .dtype = DType::f32});
 }
 
+TEST_CASE("A01, A02, A03: a plan that cannot be is the same error on every rank") {
+  const auto expect_everywhere = [](const std::string& start, const ring::Shape& shape) {
+    expect_error<shape_error>(start, [&] { run_ranks(3, [&](ThreadComm&) { ring::plan(3, shape); }); });
+  };
+  expect_everywhere("pleat[A01]", {.tokens = 12, .q_heads = 4, .kv_heads = 3, .qk_dim = 8, .v_dim = 8});
+  expect_everywhere("pleat[A02]", {.tokens = -12, .qk_dim = 8, .v_dim = 8});
+  expect_everywhere("pleat[A03]", {.tokens = 12, .qk_dim = 8, .v_dim = 8, .cu_seqlens = {0, 13}});
+}
+
 TEST_CASE("A04: a last axis that is not contiguous, an output that overlaps itself") {  // TE#1539
   expect_on_every_rank<shape_error>(
       "pleat[A04]: the last axis of q has stride 4", small_plan(), [](auto& op, Call& call) {
@@ -453,6 +462,16 @@ TEST_CASE("A06: a head dim the kernel does not take, on every rank") {
 TEST_CASE("A07: backward without a forward of the same operation") {
   expect_on_every_rank<shape_error>("pleat[A07]", small_plan(), [](auto& op, Call& call) {
     op.backward({}, call.in(), call.saved, call.result(), call.result(), call.result());
+  });
+}
+
+TEST_CASE("A08: work of another number of ranks") {
+  expect_on_every_rank<shape_error>("pleat[A08]: work for 3 ranks", small_plan(), [](auto& op, Call& call) {
+    const ring::Plan other = ring::plan(3, {.tokens = 12, .qk_dim = 4, .v_dim = 4});
+    op.forward({}, other.work, call.in(), call.in(), call.in(), call.result(), call.saved);
+  });
+  expect_on_every_rank<shape_error>("pleat[A08]: work for 0 ranks", small_plan(), [](auto& op, Call& call) {
+    op.forward({}, ring::Work{}, call.in(), call.in(), call.in(), call.result(), call.saved);
   });
 }
 
