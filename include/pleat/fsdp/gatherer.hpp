@@ -87,7 +87,7 @@ class Gatherer {
     --slot->holds;
   }
 
-  /// The shards have other values, by work on `compute`: what was gathered before is of no use.
+  /// The shards have other values, by work on `compute`: what was gathered before, or is being gathered, is of no use.
   void weights_changed(stream_type compute) {
     for (Slot& slot : slots_) {
       if (slot.holds != 0) {
