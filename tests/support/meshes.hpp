@@ -8,6 +8,11 @@
 
 namespace testing_support {
 
+/// Evaluates a test at compile time, and leaves it to the program to fail.
+consteval bool at_compile_time(bool value) {
+  return value;
+}
+
 /// Calls `f` with every legal mesh of at most `largest_world` ranks, replicas included.
 template <class Function>
 void for_each_mesh(int largest_world, Function f) {

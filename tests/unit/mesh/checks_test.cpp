@@ -2,6 +2,8 @@
 
 #include <pleat/mesh.hpp>
 
+#include "support/meshes.hpp"
+
 using pleat::Axis;
 using pleat::mesh_error;
 using pleat::MeshDegrees;
@@ -23,7 +25,8 @@ TEST_CASE("[M00] degrees are at least 1 and the world fits in int") {
                        "pleat[M00]: a world of pp=65536 * dp=65536 * cp=1 ranks does not fit in int; valid: at most "
                        "2147483647 ranks",
                        mesh_error);
-  // 2^96: more than 64 bits hold.
+  CHECK_THROWS_AS(RuntimeMesh(MeshDegrees{.dp = 65536, .cp = 65536}), mesh_error);
+  // 2^90: more than 64 bits hold.
   CHECK_THROWS_AS(RuntimeMesh(MeshDegrees{.pp = 1 << 30, .dp = 1 << 30, .cp = 1 << 30}), mesh_error);
   CHECK(RuntimeMesh(MeshDegrees{.dp = 2147483647}).world_size == 2147483647);
   CHECK_THROWS_WITH_AS((void)mesh.fits_domain<Axis::cp>(0), "pleat[M00]: gpus_per_domain=0 must be at least 1",
@@ -84,7 +87,7 @@ TEST_CASE("[M05] the axes of a group belong to one view, each once") {
 TEST_CASE("[M06] ep divides the number of experts") {
   CHECK(experts_per_rank(mesh, 64) == 32);
   CHECK(pleat::experts_per_rank<64>(mesh) == 32);
-  static_assert(pleat::experts_per_rank<64>(pleat::FoldedMesh<1, 8, 4, 8>{}) == 8);
+  CHECK(testing_support::at_compile_time(pleat::experts_per_rank<64>(pleat::FoldedMesh<1, 8, 4, 8>{}) == 8));
   const RuntimeMesh wide = RuntimeMesh::fold({.world = 8, .ep = 8});
   CHECK_THROWS_WITH_AS(experts_per_rank(wide, 12), "pleat[M06]: experts=12 is not divisible by ep=8; valid ep: 1 2 4",
                        mesh_error);

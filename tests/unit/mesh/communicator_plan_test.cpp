@@ -17,6 +17,7 @@ using pleat::GroupUse;
 using pleat::Lane;
 using pleat::Param;
 using pleat::RuntimeMesh;
+using testing_support::at_compile_time;
 using testing_support::ranks_of;
 
 namespace {
@@ -93,14 +94,16 @@ std::string breach_of_plans(const RuntimeMesh& mesh) {
   return {};
 }
 
-// A plan is a constant where the mesh is.
-constexpr CommunicatorPlan plan = plan_communicators(FoldedMesh<2, 4, 4, 2>{}, 13, {Lane::main, Lane::gather});
-static_assert(plan[plan.find<Axis::cp>()].group == FoldedMesh<2, 4, 4, 2>::group<Axis::cp>(13));
-static_assert(plan.find<Axis::dp, Axis::cp>() == plan.find<Axis::ep, Axis::expert_dp>(), "both views name the stage");
-static_assert(plan.find<Axis::dp, Axis::cp>() == plan.find_shard(Param::dense), "one replica: the stage shards");
-static_assert(plan.find_shard(Param::dense, Lane::gather) != plan.find_shard(Param::dense), "lanes are kept apart");
-static_assert(plan.find_replica() == -1);
 }  // namespace
+
+TEST_CASE("a plan is a constant where the mesh is") {
+  static constexpr CommunicatorPlan plan = plan_communicators(FoldedMesh<2, 4, 4, 2>{}, 13, {Lane::main, Lane::gather});
+  CHECK(at_compile_time(plan[plan.find<Axis::cp>()].group == FoldedMesh<2, 4, 4, 2>::group<Axis::cp>(13)));
+  CHECK(at_compile_time(plan.find<Axis::dp, Axis::cp>() == plan.find<Axis::ep, Axis::expert_dp>()));  // both the stage
+  CHECK(at_compile_time(plan.find<Axis::dp, Axis::cp>() == plan.find_shard(Param::dense)));  // one replica: it shards
+  CHECK(at_compile_time(plan.find_shard(Param::dense, Lane::gather) != plan.find_shard(Param::dense)));
+  CHECK(at_compile_time(plan.find_replica() == -1));
+}
 
 TEST_CASE("every rank makes the same communicators in the same order") {
   int meshes = 0;

@@ -7,12 +7,15 @@
 #include "support/meshes.hpp"
 
 using pleat::Axis;
+using testing_support::at_compile_time;
 
-// cp 3 on 12 ranks: {6, 7, 8} lies on both sides of a node of 8.
-static_assert(!pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::cp>(8));
-static_assert(pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::cp>(6));
-static_assert(pleat::domains_spanned<Axis::cp>(pleat::FoldedMesh<1, 4, 3, 1>{}, 8) == 2);
-static_assert(pleat::FoldedMesh<1, 4, 3, 1>::fits_domain<Axis::dp, Axis::cp>(72), "one domain larger than the world");
+TEST_CASE("cp 3 on 12 ranks: {6, 7, 8} lies on both sides of a node of 8") {
+  using Mesh = pleat::FoldedMesh<1, 4, 3, 1>;
+  CHECK(at_compile_time(!Mesh::fits_domain<Axis::cp>(8)));
+  CHECK(at_compile_time(Mesh::fits_domain<Axis::cp>(6)));
+  CHECK(at_compile_time(pleat::domains_spanned<Axis::cp>(Mesh{}, 8) == 2));
+  CHECK(at_compile_time(Mesh::fits_domain<Axis::dp, Axis::cp>(72)));  // one domain larger than the world
+}
 
 TEST_CASE("fits_domain is what counting domains says") {
   testing_support::for_each_mesh(16, [](const pleat::RuntimeMesh& mesh) {

@@ -9,7 +9,7 @@
 using pleat::Axis;
 using pleat::FoldedMesh;
 using pleat::Param;
-using testing_support::ranks_of;
+using testing_support::at_compile_time;
 
 namespace {
 template <class... Ranks>
@@ -21,53 +21,73 @@ constexpr bool is(const pleat::Group& group, Ranks... ranks) {
 
 using Mesh = FoldedMesh<2, 4, 4, 2>;
 static_assert(std::is_empty_v<Mesh>);
-static_assert(Mesh::world_size == 32 && Mesh::stage_size == 16 && Mesh::expert_dp == 8 && Mesh::replicas == 1);
-static_assert(Mesh::coordinate(13) == pleat::Coordinate{.pp = 0, .dp = 3, .cp = 1, .expert_dp = 6, .ep = 1});
-static_assert(is(Mesh::group<Axis::pp>(13), 13, 29));
-static_assert(is(Mesh::group<Axis::cp>(13), 12, 13, 14, 15));
-static_assert(is(Mesh::group<Axis::dp>(13), 1, 5, 9, 13));
-static_assert(is(Mesh::group<Axis::ep>(13), 12, 13));
-static_assert(is(Mesh::group<Axis::expert_dp>(13), 1, 3, 5, 7, 9, 11, 13, 15));
-static_assert(is(Mesh::group<Axis::dp, Axis::cp>(13), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-static_assert(is(Mesh::group<Axis::pp, Axis::cp>(13), 12, 13, 14, 15, 28, 29, 30, 31));
-static_assert(Mesh::group<Axis::cp, Axis::pp>(13) == Mesh::group<Axis::pp, Axis::cp>(13), "ranks ascend in any order");
-static_assert(Mesh::group<>(13).size() == 1 && Mesh::group<>(13)[0] == 13, "no axes: the rank alone");
-static_assert(Mesh::group<Axis::pp, Axis::expert_dp, Axis::ep>(13).size() == 32);
 
-static_assert(Mesh::rank({.pp = 0, .dp = 3, .cp = 1}) == 13);
-static_assert(Mesh::rank({.pp = 1, .expert_dp = 6, .ep = 1}) == 29);
-static_assert(Mesh::rank({.ep = 1}) == 1 && Mesh::rank({.dp = 1}) == 4, "fields that are left out are 0");
-static_assert(Mesh::rank_of(Mesh::coordinate(29)) == 29);
+TEST_CASE("a mesh is a constant") {
+  CHECK(
+      at_compile_time(Mesh::world_size == 32 && Mesh::stage_size == 16 && Mesh::expert_dp == 8 && Mesh::replicas == 1));
+  CHECK(at_compile_time(Mesh::coordinate(13) == pleat::Coordinate{.pp = 0, .dp = 3, .cp = 1, .expert_dp = 6, .ep = 1}));
+  CHECK(at_compile_time(is(Mesh::group<Axis::pp>(13), 13, 29)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::cp>(13), 12, 13, 14, 15)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::dp>(13), 1, 5, 9, 13)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::ep>(13), 12, 13)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::expert_dp>(13), 1, 3, 5, 7, 9, 11, 13, 15)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::dp, Axis::cp>(13), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)));
+  CHECK(at_compile_time(is(Mesh::group<Axis::pp, Axis::cp>(13), 12, 13, 14, 15, 28, 29, 30, 31)));
+  CHECK(at_compile_time(Mesh::groups<Axis::cp>().size() == 8));
+  CHECK(at_compile_time(is(Mesh::groups<Axis::cp>()[7], 28, 29, 30, 31)));
+}
 
-static_assert(Mesh::groups<Axis::cp>().size() == 8 && is(Mesh::groups<Axis::cp>()[7], 28, 29, 30, 31));
-static_assert(Mesh::fits_domain<Axis::cp>(8) && !Mesh::fits_domain<Axis::dp>(8));
+TEST_CASE("axes in any order, and none") {
+  CHECK(at_compile_time(Mesh::group<Axis::cp, Axis::pp>(13) == Mesh::group<Axis::pp, Axis::cp>(13)));
+  CHECK(at_compile_time(is(Mesh::group<>(13), 13)));
+  CHECK(at_compile_time(Mesh::group<Axis::pp, Axis::expert_dp, Axis::ep>(13).size() == 32));
+}
+
+TEST_CASE("a rank from coordinates; fields that are left out are 0") {
+  CHECK(at_compile_time(Mesh::rank({.pp = 0, .dp = 3, .cp = 1}) == 13));
+  CHECK(at_compile_time(Mesh::rank({.pp = 1, .expert_dp = 6, .ep = 1}) == 29));
+  CHECK(at_compile_time(Mesh::rank({.ep = 1}) == 1));
+  CHECK(at_compile_time(Mesh::rank({.dp = 1}) == 4));
+  CHECK(at_compile_time(Mesh::rank_of(Mesh::coordinate(29)) == 29));
+}
 
 // The mesh the seed is about: unfolded it would leave dp = 1.
 using Seed = pleat::fold_t<32, 1, 4, 8>;
-static_assert(std::is_same_v<Seed, FoldedMesh<1, 8, 4, 8>> && Seed::dp == 8 && Seed::expert_dp == 4);
+static_assert(std::is_same_v<Seed, FoldedMesh<1, 8, 4, 8>>);
 
-// EP and CP need not divide each other.
+TEST_CASE("folding keeps data parallelism") {
+  CHECK(at_compile_time(Seed::dp == 8));
+  CHECK(at_compile_time(Seed::expert_dp == 4));
+}
+
 using Straddling = FoldedMesh<1, 2, 3, 2>;
-static_assert(is(Straddling::group<Axis::ep>(2), 2, 3) && Straddling::coordinate(2).dp == 0 &&
-              Straddling::coordinate(3).dp == 1);
 
-// HSDP: the replica is outside, the shard inside.
+TEST_CASE("ep and cp need not divide each other") {
+  CHECK(at_compile_time(is(Straddling::group<Axis::ep>(2), 2, 3)));
+  CHECK(at_compile_time(Straddling::coordinate(2).dp == 0));
+  CHECK(at_compile_time(Straddling::coordinate(3).dp == 1));
+}
+
 using Hsdp = FoldedMesh<1, 4, 2, 2, 2>;
-static_assert(is(Hsdp::shard_group<Param::dense>(6), 4, 5, 6, 7));
-static_assert(is(Hsdp::shard_group<Param::expert>(6), 4, 6));
-static_assert(is(Hsdp::replica_group(6), 2, 6));
-static_assert(Mesh::shard_group<Param::dense>(13) == Mesh::group<Axis::dp, Axis::cp>(13));
-static_assert(Mesh::shard_group<Param::expert>(13) == Mesh::group<Axis::expert_dp>(13));
-static_assert(is(Mesh::replica_group(13), 13));
 
-// A million ranks cost what one costs: nothing is tabulated.
-using Million = FoldedMesh<16, 1024, 64, 256>;
-static_assert(Million::world_size == 1'048'576 && Million::expert_dp == 256);
-static_assert(Million::group<Axis::pp, Axis::cp>(1'048'575).back() == 1'048'575);
-static_assert(Million::groups<Axis::dp>()[1023].front() == 15 * 65536 + 63);
-static_assert(Million::rank_of(Million::coordinate(777'777)) == 777'777);
-// The largest world there is.
-static_assert(FoldedMesh<1, 1, 2147483647, 2147483647>::rank({.cp = 2147483646}) == 2147483646);
+TEST_CASE("the replica is outside, the shard inside") {
+  CHECK(at_compile_time(is(Hsdp::shard_group<Param::dense>(6), 4, 5, 6, 7)));
+  CHECK(at_compile_time(is(Hsdp::shard_group<Param::expert>(6), 4, 6)));
+  CHECK(at_compile_time(is(Hsdp::replica_group(6), 2, 6)));
+  CHECK(at_compile_time(Mesh::shard_group<Param::dense>(13) == Mesh::group<Axis::dp, Axis::cp>(13)));
+  CHECK(at_compile_time(Mesh::shard_group<Param::expert>(13) == Mesh::group<Axis::expert_dp>(13)));
+  CHECK(at_compile_time(is(Mesh::replica_group(13), 13)));
+}
+
+TEST_CASE("a million ranks, and the most there can be") {
+  using Million = FoldedMesh<16, 1024, 64, 256>;
+  CHECK(at_compile_time(Million::world_size == 1'048'576));
+  CHECK(at_compile_time(Million::expert_dp == 256));
+  CHECK(at_compile_time(Million::group<Axis::pp, Axis::cp>(1'048'575).back() == 1'048'575));
+  CHECK(at_compile_time(Million::groups<Axis::dp>()[1023].front() == 15 * 65536 + 63));
+  CHECK(at_compile_time(Million::rank_of(Million::coordinate(777'777)) == 777'777));
+  CHECK(at_compile_time(FoldedMesh<1, 1, 2147483647, 2147483647>::rank({.cp = 2147483646}) == 2147483646));
+}
 
 static_assert(pleat::folded_mesh<Mesh> && pleat::static_mesh<Mesh>);
 static_assert(!pleat::folded_mesh<int>);
