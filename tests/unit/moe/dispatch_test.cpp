@@ -192,27 +192,27 @@ TEST_CASE("group sizes 0 1 44 127 128 129 0 8 start at multiples of 128") {
 }
 
 TEST_CASE("sums run in ascending expert order, then in ascending rank order") {
-  // In float (1e8 + 1) - 1e8 = 0, while any other order of these terms gives 1.
+  // In float the last of these terms survives only when it is added last.
   each_transport(3, {1, 1, 9, 9, DType::f32}, [](ThreadComm& world, Bench& bench) {
     std::vector<std::int32_t> ids = {5, 8, 0, 3, 7, 2, 1, 6, 4};
     std::vector<float> x(1), weights(9, 1.f);
     const moe::ExpertRows view = bench.dispatch(x, ids, weights);
     std::vector<float> out = bench.expert_array();
-    const float terms[] = {1e8f, 1.f, -1e8f};
+    const float terms[] = {1e8f, -1e8f, 1.f};
     for (int e = 0; e < 3; ++e) {
       for (int source = 0; source < 3; ++source) {
         const std::int64_t row = view.offsets.as<std::int64_t>()[e] + source;
         out[static_cast<std::size_t>(row)] = terms[e];
       }
     }
-    CHECK(bench.combine(out) == std::vector<float>{0.f});
+    CHECK(bench.combine(out) == std::vector<float>{1.f});
     for (int e = 0; e < 3; ++e) {  // each rank's sum is one of the terms
       for (int source = 0; source < 3; ++source) {
         const std::int64_t row = view.offsets.as<std::int64_t>()[e] + source;
         out[static_cast<std::size_t>(row)] = e == 0 ? terms[world.rank()] : 0.f;
       }
     }
-    CHECK(bench.combine(out) == std::vector<float>{0.f});
+    CHECK(bench.combine(out) == std::vector<float>{1.f});
   });
 }
 
