@@ -205,8 +205,8 @@ TEST_CASE("sums run in ascending expert order, then in ascending rank order") {
         out[static_cast<std::size_t>(row)] = terms[e];
       }
     }
-    CHECK(bench.combine(out) == std::vector<float>{1.f});
-    for (int e = 0; e < 3; ++e) {  // each rank's sum is one of the terms
+    CHECK(bench.combine(out) == std::vector<float>{3.f});  // 1 from each rank
+    for (int e = 0; e < 3; ++e) {                          // each rank's sum is one of the terms
       for (int source = 0; source < 3; ++source) {
         const std::int64_t row = view.offsets.as<std::int64_t>()[e] + source;
         out[static_cast<std::size_t>(row)] = e == 0 ? terms[world.rank()] : 0.f;
