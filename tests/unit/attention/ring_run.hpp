@@ -71,7 +71,8 @@ struct How {
   std::optional<ring::Layout> layout{};
   unsigned seed = 0;  // of the random delays
   bool delays = false;
-  int calls = 1;  // forward and backward pairs on the same operation; the last one's results are returned
+  int groups = 1;  // cp groups that run the same problem side by side on one arena; the last one's results are returned
+  int calls = 1;   // forward and backward pairs on the same operation; the last one's results are returned
 };
 
 template <class T>
@@ -91,19 +92,22 @@ oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, 
                       std::vector<double>(in.q.size(), nan), std::vector<double>(in.k.size(), nan),
                       std::vector<double>(in.v.size(), nan)};
 
-  run_ranks(cp, [&](ThreadComm& world) {
-    const int rank = world.rank();
+  run_ranks(cp * how.groups, [&](ThreadComm& world) {
+    const int number = world.rank() % how.groups;  // of the group; its ranks stand `groups` apart
+    const Group members{number, GroupShape{}.append(how.groups, cp)};
+    ThreadComm group = world.split(number, world.rank());
+    const int rank = group.rank();
     const TokenSpans& mine = plan.spans[static_cast<std::size_t>(rank)];
     const std::int64_t tokens = mine.tokens();
     const Footprint need = plan.footprint();
 
     HostArena arena(world, need.symmetric + 128);
-    std::memset(arena.open(Group{0, GroupShape{}.append(1, cp)}, 128, 0).base(rank) + 128, 0xff, need.symmetric);
+    std::memset(arena.open(members, 128, 0).base(rank) + 128, 0xff, need.symmetric);
     HostBuffer scratch(need.scratch, 0xff), lse(need.saved, 0xff);
     Memory<HostArena> memory{scratch.block(), {}, {}, &arena};
     world.barrier();
-    auto op = ring::bind(plan, JitterExecutor(how.seed + static_cast<unsigned>(rank), how.delays),
-                         GroupComm<ThreadComm>(world), memory);
+    auto op = ring::bind(plan, JitterExecutor(how.seed + static_cast<unsigned>(world.rank()), how.delays),
+                         GroupComm<ThreadComm>(group, members), memory);
 
     // One row per token: q, k, v and one element of padding. The output is contiguous.
     const int k_at = p.q_heads * p.qk_dim, v_at = k_at + p.kv_heads * p.qk_dim, pad_at = v_at + p.kv_heads * p.v_dim;
@@ -148,6 +152,7 @@ oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, 
       op.backward({}, douts, saved, dq, dk, dv);
       op.check();
     }
+    if (number != how.groups - 1) return;
     each(outs, all.out, store);
     each(dq, all.dq, store);
     each(dk, all.dk, store);

@@ -246,6 +246,17 @@ TEST_CASE("random delays and repeated calls do not change a bit, on either trans
   }
 }
 
+TEST_CASE("several cp groups side by side on one arena") {
+  const Problem p{.tokens = 24, .q_heads = 2};
+  const oracle::Inputs in = oracle::draw(p, 17, ring_run::as_stored<double>);
+  for (const int cp : {1, 2, 3}) {
+    for (const Transport transport : transports) {
+      const ring_run::How how{.transport = transport, .seed = 9, .delays = true, .groups = 3, .calls = 2};
+      check_close(ring_run::run<double>(p, in, cp, how), oracle::solve(p, in), 1e-12);
+    }
+  }
+}
+
 TEST_CASE("dq, dk and dv are sums in one fixed order: 16/2 heads, many runs") {  // FA#1839, #1596
   const Problem p{.tokens = 32, .q_heads = 16, .kv_heads = 2};
   const oracle::Inputs in = oracle::draw(p, 16, ring_run::as_stored<bfloat16>);
