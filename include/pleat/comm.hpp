@@ -3,7 +3,7 @@
 
 #include <pleat/comm/communicator.hpp>
 #include <pleat/comm/group_comm.hpp>
-#include <pleat/comm/host_arena.hpp>
+#include <pleat/comm/thread_arena.hpp>
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/mesh_comms.hpp>
 #include <pleat/comm/ordered_sum.hpp>

@@ -9,7 +9,8 @@
 namespace conformance {
 
 /// What each rank of the run of `comm` did last.
-inline std::function<std::string()> last_operations(const pleat::ThreadComm& comm) {
+template <pleat::polling_executor Executor>
+std::function<std::string()> last_operations(const pleat::BasicThreadComm<Executor>& comm) {
   return [world = comm.world()] {
     std::string text;
     for (int r = 0; r < world->ranks(); ++r) {

@@ -162,7 +162,8 @@ struct pleat::core_leaf<testing_support::archetype_device> {
                         std::size_t elems, bool accumulate, Stream) {
     leaf::sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, {});
   }
-  static void sum_of_squares(double* out, const void* in, DType dtype, std::size_t elems, bool accumulate, Stream) {
-    leaf::sum_of_squares(out, in, dtype, elems, accumulate, {});
+  static void sum_of_squares(double* out, const void* in, DType dtype, std::size_t elems, bool accumulate,
+                             void* scratch, Stream) {
+    leaf::sum_of_squares(out, in, dtype, elems, accumulate, scratch, {});
   }
 };

@@ -216,7 +216,7 @@ struct pleat::core_leaf<testing_support::deferred_device> {
     });
   }
   static void sum_of_squares(double* out, const void* in, DType dtype, std::size_t elems, bool accumulate,
-                             stream_type s) {
-    s.run([=] { host::sum_of_squares(out, in, dtype, elems, accumulate, {}); });
+                             void* scratch, stream_type s) {
+    s.run([=] { host::sum_of_squares(out, in, dtype, elems, accumulate, scratch, {}); });
   }
 };

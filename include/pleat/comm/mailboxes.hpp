@@ -1,4 +1,5 @@
-// Mailboxes: point-to-point batches between threads, by rendezvous: the receiver copies out of the sender's memory.
+// Mailboxes: point-to-point batches between threads, by rendezvous: the
+// receiver copies out of the sender's memory.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +10,51 @@
 
 #include <pleat/comm/communicator.hpp>
 #include <pleat/comm/thread_world.hpp>
+#include <pleat/core/executor.hpp>
 
 namespace pleat::inline v0::detail {
 
-/// The mailboxes of one group, one per ordered pair of ranks. `Copy` is called as `copy(out, in, bytes)`.
+/// The mailboxes of one group, one per ordered pair of ranks. A message is
+/// copied on the receiver's stream, after what the sender's stream has done
+/// before; the sender's stream goes on after the copy.
+template <executor Executor>
 class Mailboxes {
  public:
+  using stream_type = typename Executor::stream_type;
+  using event_type = typename Executor::event_type;
+  /// The events of one rank: its messages are there; what it received is
+  /// copied.
+  struct Events {
+    event_type sent, copied;
+  };
+
   Mailboxes(std::shared_ptr<ThreadWorld> world, std::vector<int> world_ranks)
       : world_(std::move(world)),
         place_(world_->make_place()),
         world_ranks_(std::move(world_ranks)),
         boxes_(world_ranks_.size() * world_ranks_.size()) {}
 
-  /// Posts all sends, takes all receives in order, returns when the sends have been taken too.
-  /// Errors: comm_error C06 on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank.
-  template <class Copy>
-  void exchange(int rank, std::span<const Send> tx, std::span<const Recv> rx, DType dtype, Copy copy) {
+  /// Posts all sends, takes all receives in order, returns when the sends have
+  /// been taken too. Errors: comm_error C06 on both sides when a pair's element
+  /// counts or dtypes differ; C06 when a peer is no rank.
+  void exchange(int rank, std::span<const Send> tx, std::span<const Recv> rx, DType dtype, const Executor& executor,
+                Events& events, stream_type s) {
     world_->enter(world_ranks_[static_cast<std::size_t>(rank)], "exchange");
     for (const Send& send : tx) check_peer(send.peer);
     for (const Recv& recv : rx) check_peer(recv.peer);
     std::vector<Post> posts;  // stays in place: peers hold pointers into it
     posts.reserve(tx.size());
+    executor.record(events.sent, s);
     std::unique_lock lock(place_->mutex);
     try {
       for (const Send& send : tx) {
-        posts.push_back({send.data, send.elems, dtype, send.peer});
+        posts.push_back({send.data, send.elems, dtype, send.peer, &events.sent});
         box(rank, send.peer).push_back(&posts.back());
       }
       place_->changed.notify_all();
-      for (const Recv& recv : rx) receive(rank, recv, dtype, posts, lock, copy);
+      for (const Recv& recv : rx) receive(rank, recv, dtype, posts, lock, executor, events, s);
       wait_taken(rank, posts, lock);
+      for (const Post& post : posts) executor.wait(s, *post.copied);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       withdraw(rank, posts, lock);
@@ -53,6 +69,8 @@ class Mailboxes {
     std::size_t elems;
     DType dtype;
     int peer;
+    const event_type* sent;
+    const event_type* copied = nullptr;
     State state = State::posted;
     std::size_t wanted_elems = 0;  // by the receive that refused it
     DType wanted_dtype = DType::u8;
@@ -66,9 +84,8 @@ class Mailboxes {
     }
   }
 
-  template <class Copy>
   void receive(int rank, const Recv& recv, DType dtype, const std::vector<Post>& posts,
-               std::unique_lock<std::mutex>& lock, Copy copy) {
+               std::unique_lock<std::mutex>& lock, const Executor& executor, Events& events, stream_type s) {
     auto& inbox = box(recv.peer, rank);
     const int sender = world_ranks_[static_cast<std::size_t>(recv.peer)];
     world_->wait(
@@ -89,8 +106,18 @@ class Mailboxes {
     }
     post.state = State::copying;
     lock.unlock();
-    copy(recv.data, post.data, post.elems * size_bytes(dtype));
+    try {
+      executor.wait(s, *post.sent);
+      if (recv.data != post.data) executor.copy(recv.data, post.data, post.elems * size_bytes(dtype), s);
+      executor.record(events.copied, s);
+    } catch (...) {
+      lock.lock();
+      post.state = State::posted;  // the sender may go
+      place_->changed.notify_all();
+      throw;
+    }
     lock.lock();
+    post.copied = &events.copied;
     post.state = State::taken;
     place_->changed.notify_all();
   }
@@ -120,7 +147,8 @@ class Mailboxes {
                             world_ranks_[static_cast<std::size_t>(post.peer)], "; both sides must agree");
   }
 
-  /// After a failure: takes back what nobody has taken, and outlives the copies under way.
+  /// After a failure: takes back what nobody has taken, and outlives the copies
+  /// under way.
   void withdraw(int rank, const std::vector<Post>& posts, std::unique_lock<std::mutex>& lock) {
     for (const Post& post : posts) std::erase(box(rank, post.peer), &post);
     for (const Post& post : posts) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -17,10 +18,13 @@ namespace pleat::inline v0 {
 struct RunOptions {
   /// How long a rank waits for a peer before the run fails (C04).
   std::chrono::milliseconds deadline = std::chrono::seconds(120);
+  /// Called with the rank on each thread before anything else: where a program
+  /// sets the thread's device.
+  std::function<void(int)> prepare = {};
 };
 
-/// The failure of one rank, as the program sees it: `what()` names the rank and its last operation;
-/// `rethrow_nested()` throws the rank's own exception.
+/// The failure of one rank, as the program sees it: `what()` names the rank and
+/// its last operation; `rethrow_nested()` throws the rank's own exception.
 class [[gnu::visibility("default")]] rank_error : public comm_error, public std::nested_exception {
  public:
   rank_error(const Message& text, int rank) : comm_error(text), rank_(rank) {}
@@ -33,11 +37,13 @@ class [[gnu::visibility("default")]] rank_error : public comm_error, public std:
 };
 
 namespace detail {
-template <class F>
-std::exception_ptr run_rank(F& f, const std::shared_ptr<ThreadGroup>& group, int rank) {
+template <class Comm, class F>
+std::exception_ptr run_rank(F& f, const std::shared_ptr<typename Comm::group_type>& group, int rank,
+                            const RunOptions& options) {
   ThreadWorld& world = *group->meeting.world();
   try {
-    ThreadComm comm(group, rank);
+    if (options.prepare) options.prepare(rank);
+    Comm comm(group, rank);
     f(comm);
     world.leave(rank);
     return nullptr;
@@ -50,7 +56,8 @@ std::exception_ptr run_rank(F& f, const std::shared_ptr<ThreadGroup>& group, int
   }
 }
 
-/// Whether two exceptions say the same, so that they stand for one error that every rank saw.
+/// Whether two exceptions say the same, so that they stand for one error that
+/// every rank saw.
 inline bool same_text(const std::exception_ptr& a, const std::exception_ptr& b) {
   const auto text = [](const std::exception_ptr& e) -> std::string {
     try {
@@ -65,25 +72,28 @@ inline bool same_text(const std::exception_ptr& a, const std::exception_ptr& b) 
 }
 }  // namespace detail
 
-/// Runs `f(ThreadComm& world)` on `ranks` threads and joins them.
-/// Errors: what all ranks threw alike is rethrown as it is; when one rank failed and ended the others, rank_error C02
-/// with the rank's own exception nested. comm_error C01 for fewer than one rank.
-template <class F>
+/// Runs `f(Comm& world)` on `ranks` threads and joins them; `Comm` is a
+/// BasicThreadComm. Errors: what all ranks threw alike is rethrown as it is;
+/// when one rank failed and ended the others, rank_error C02 with the rank's
+/// own exception nested. comm_error C01 for fewer than one rank.
+template <class Comm = ThreadComm, class F>
 void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   if (ranks < 1) fail<comm_error>("pleat[C01]: a run of ", ranks, " ranks; at least 1 is needed");
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);
   auto world = std::make_shared<detail::ThreadWorld>(ranks, options.deadline);
-  auto group = std::make_shared<detail::ThreadGroup>(world, all);
+  auto group = std::make_shared<typename Comm::group_type>(world, all);
   std::vector<std::exception_ptr> errors(all.size());
   {
     std::vector<std::jthread> threads;
     threads.reserve(all.size());
     for (const int rank : all) {
       try {
-        threads.emplace_back([&, rank] { errors[static_cast<std::size_t>(rank)] = detail::run_rank(f, group, rank); });
+        threads.emplace_back(
+            [&, rank] { errors[static_cast<std::size_t>(rank)] = detail::run_rank<Comm>(f, group, rank, options); });
       } catch (const std::exception& e) {
-        world->fail(rank, e.what());  // ends the waits of those that have started, which are joined on the way out
+        world->fail(rank, e.what());  // ends the waits of those that have
+                                      // started, which are joined on the way out
         throw;
       }
     }
@@ -91,7 +101,8 @@ void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   const int failed = world->failed_rank();
   if (failed < 0) return;
   const std::exception_ptr cause = errors[static_cast<std::size_t>(failed)];
-  if (cause == nullptr) fail<comm_error>("pleat[C02]: ", world->failure());  // the rank caught its own error
+  if (cause == nullptr) fail<comm_error>("pleat[C02]: ",
+                                         world->failure());  // the rank caught its own error
   const bool all_alike = std::all_of(errors.begin(), errors.end(), [&](const std::exception_ptr& e) {
     return e != nullptr && detail::same_text(e, cause);
   });
@@ -105,10 +116,11 @@ void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   }
 }
 
-/// A world of one rank, the calling thread, for work beside a run: `run_ranks` without the threads.
+/// A world of one rank, the calling thread, for work beside a run: `run_ranks`
+/// without the threads.
 inline ThreadComm single_rank() {
   auto world = std::make_shared<detail::ThreadWorld>(1, RunOptions{}.deadline);
-  return ThreadComm(std::make_shared<detail::ThreadGroup>(std::move(world), std::vector<int>{0}), 0);
+  return ThreadComm(std::make_shared<ThreadComm::group_type>(std::move(world), std::vector<int>{0}), 0);
 }
 
 }  // namespace pleat::inline v0

@@ -13,8 +13,7 @@
 // - Every signal since then writes more than that, whenever and however often it is replayed. So does the signal that
 //   was outstanding at the capture, such as the credit given at bind: the first captured await accepts it.
 // - A flag holds a credit from its first captured await on, outside graphs as well: the host does not see when a graph
-// is
-//   replayed, so it could not go on counting. Calls and replays then mix in any order.
+//   is replayed, so it could not go on counting. Calls and replays then mix in any order.
 //
 // What makes the second kind sound is the discipline of credits: a source's next signal on a flag is ordered after the
 // await of its last, by a signal of its receiver on another flag, as *free* and *full* answer each other. `taken` is
@@ -30,9 +29,8 @@
 // await is not captured.
 //
 // Release, after a failure: the receiver's own release stream writes `released` to all its flags, which ends every
-// wait.
-// (~0 would not: the signed compare takes it for -1.) Awaits of graphs take it again and live peers write over it, so a
-// release is repeated until the waiting stream is idle: each one ends at least one wait.
+// wait. (~0 would not: the signed compare takes it for -1.) Awaits of graphs take it again and live peers write over
+// it, so a release is repeated until the waiting stream is idle: each one ends at least one wait.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +46,7 @@ inline constexpr std::uint64_t taken = 0;
 inline constexpr std::uint64_t released = std::uint64_t{1} << 62;  // above every count
 }  // namespace signal_value
 
-/// Whether a flag that holds `word` ends a wait for `at_least`: CU_STREAM_WAIT_VALUE_GEQ, which kernels compute as
-/// well.
+/// Whether a flag that holds `word` ends a wait for `at_least`: CUDA's CU_STREAM_WAIT_VALUE_GEQ, and what kernels do.
 PLEAT_HD constexpr bool ends_wait(std::uint64_t word, std::uint64_t at_least) {
   return static_cast<std::int64_t>(word - at_least) >= 0;
 }

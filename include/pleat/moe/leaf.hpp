@@ -33,7 +33,7 @@ template <class DeviceType>
 struct moe_leaf {
   static_assert(
       detail::no_device<DeviceType>,
-      "pleat[E00]: no MoE leaves for this device: include pleat/moe/host/leaf.hpp or pleat/moe/cuda/leaf.cuh");
+      "pleat[T03]: no MoE leaves for this device: include pleat/moe/host/leaf.hpp or pleat/moe/cuda/leaf.cuh");
 };
 
 }  // namespace pleat::inline v0

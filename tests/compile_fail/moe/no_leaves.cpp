@@ -1,4 +1,4 @@
-// expect: pleat[E00]: no MoE leaves for this device: include pleat/moe/host/leaf.hpp or pleat/moe/cuda/leaf.cuh
+// expect: pleat[T03]: no MoE leaves for this device: include pleat/moe/host/leaf.hpp or pleat/moe/cuda/leaf.cuh
 // values: host_device
 #include <pleat/core/host/executor.hpp>
 #include <pleat/moe/router.hpp>

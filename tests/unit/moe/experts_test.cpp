@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include <pleat/comm/host_arena.hpp>
+#include <pleat/comm/thread_arena.hpp>
 #include <pleat/core/host/buffer.hpp>
 #include <pleat/core/host/leaf.hpp>
 #include <pleat/moe.hpp>

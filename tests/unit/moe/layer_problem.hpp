@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <pleat/comm/host_arena.hpp>
+#include <pleat/comm/thread_arena.hpp>
 #include <pleat/core/host/buffer.hpp>
 #include <pleat/core/host/leaf.hpp>
 #include <pleat/moe.hpp>

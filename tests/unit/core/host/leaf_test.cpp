@@ -127,18 +127,18 @@ TEST_CASE("no parts sum to zero, no elements touch nothing") {
 TEST_CASE_TEMPLATE("sum_of_squares runs in float64", T, double, float, bfloat16) {
   const std::vector<T> values = {static_cast<T>(3.0f), static_cast<T>(-4.0f), static_cast<T>(0x1p20f)};
   double out = std::numeric_limits<double>::quiet_NaN();
-  leaf::sum_of_squares(&out, values.data(), dtype_of<T>, values.size(), false, s);
+  leaf::sum_of_squares(&out, values.data(), dtype_of<T>, values.size(), false, nullptr, s);
   CHECK(out == 25.0 + 0x1p40);
-  leaf::sum_of_squares(&out, values.data(), dtype_of<T>, 2, true, s);
+  leaf::sum_of_squares(&out, values.data(), dtype_of<T>, 2, true, nullptr, s);
   CHECK(out == 50.0 + 0x1p40);
-  leaf::sum_of_squares(&out, nullptr, dtype_of<T>, 0, false, s);
+  leaf::sum_of_squares(&out, nullptr, dtype_of<T>, 0, false, nullptr, s);
   CHECK(out == 0.0);
 }
 
 TEST_CASE("squares beyond the range of float do not overflow") {
   const float large = 1e30f;
   double out = 0;
-  leaf::sum_of_squares(&out, &large, DType::f32, 1, false, s);
+  leaf::sum_of_squares(&out, &large, DType::f32, 1, false, nullptr, s);
   CHECK(std::isfinite(out));
   CHECK(out == static_cast<double>(large) * static_cast<double>(large));
 }

@@ -1,5 +1,5 @@
 // HostArena beyond the concept: an arena of one rank, memory that lives as long as its windows.
-#include <pleat/comm/host_arena.hpp>
+#include <pleat/comm/thread_arena.hpp>
 
 #include <cstring>
 #include <memory>

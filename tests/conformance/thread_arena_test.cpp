@@ -1,5 +1,5 @@
 // HostArena and its windows, through the peer-access suite.
-#include <pleat/comm/host_arena.hpp>
+#include <pleat/comm/thread_arena.hpp>
 
 #include <conformance/host_threads.hpp>
 #include <conformance/peer_access.hpp>

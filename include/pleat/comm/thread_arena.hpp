@@ -1,0 +1,217 @@
+// The symmetric arena of ranks that are threads: memory that they share,
+// signals that their streams pass; HostArena is the host's.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <pleat/comm/group_comm.hpp>
+#include <pleat/comm/peer_access.hpp>
+#include <pleat/comm/run_ranks.hpp>
+#include <pleat/comm/thread_comm.hpp>
+#include <pleat/core/host/buffer.hpp>
+
+namespace pleat::inline v0 {
+
+namespace detail {
+/// What the ranks of an arena share: a block each, and the signals each has
+/// received and not yet awaited.
+template <executor Executor, class Buffer>
+struct ThreadArenaState {
+  using event_type = typename Executor::event_type;
+  struct Source {
+    std::vector<std::deque<event_type>> signals;  // [channel]; an event per signal, recorded by the source
+    std::vector<event_type> spare;                // awaited ones, for the source's next signals
+  };
+  struct Inbox {
+    std::shared_ptr<WaitingPlace> place;
+    std::vector<Source> sources;
+  };
+
+  ThreadArenaState(std::shared_ptr<ThreadWorld> shared_world, std::vector<int> ranks)
+      : world(std::move(shared_world)),
+        world_ranks(std::move(ranks)),
+        blocks(world_ranks.size()),
+        inboxes(blocks.size()) {
+    for (Inbox& inbox : inboxes) {
+      inbox.place = world->make_place();
+      inbox.sources.resize(inboxes.size());
+    }
+  }
+
+  std::shared_ptr<ThreadWorld> world;
+  std::vector<int> world_ranks;
+  std::vector<Buffer> blocks;  // each made by its rank, on its device
+  std::vector<Inbox> inboxes;
+};
+}  // namespace detail
+
+/// A group's window on a thread arena; see peer_access.hpp. A signal is an
+/// event of the source's stream; `await` blocks the thread until its peer has
+/// issued it, with the run's deadline and failure rules, then the stream waits
+/// for the event.
+template <executor Executor, class Buffer>
+class BasicThreadPeers {
+ public:
+  using device_type = typename Executor::device_type;
+  using stream_type = typename Executor::stream_type;
+  using State = detail::ThreadArenaState<Executor, Buffer>;
+
+  BasicThreadPeers() = default;
+  // A copy would take signals that are awaited once.
+  BasicThreadPeers(BasicThreadPeers&&) noexcept = default;
+  BasicThreadPeers& operator=(BasicThreadPeers&&) noexcept = default;
+  BasicThreadPeers(std::shared_ptr<State> arena, std::vector<int> members, int rank, std::size_t offset_bytes,
+                   int first_channel, int channels)
+      : arena_(std::move(arena)),
+        members_(std::move(members)),
+        awaited_(members_.size(), std::vector<std::uint64_t>(static_cast<std::size_t>(channels))),
+        rank_(rank),
+        offset_bytes_(offset_bytes),
+        first_channel_(static_cast<std::size_t>(first_channel)) {}
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(members_.size()); }
+  std::byte* base(int peer) const { return arena_->blocks[member(peer)].data() + offset_bytes_; }
+
+  void signal(int peer, int channel, stream_type s = {}) {
+    auto& inbox = arena_->inboxes[member(peer)];
+    std::optional<typename Executor::event_type> event;
+    {
+      const std::lock_guard lock(inbox.place->mutex);
+      auto& spare = inbox.sources[member(rank_)].spare;
+      if (!spare.empty()) {
+        event.emplace(std::move(spare.back()));
+        spare.pop_back();
+      }
+    }
+    if (!event) event.emplace(executor_.make_event());
+    executor_.record(*event, s);
+    {
+      const std::lock_guard lock(inbox.place->mutex);
+      signals(inbox, rank_, channel).push_back(std::move(*event));
+    }
+    inbox.place->changed.notify_all();
+  }
+
+  /// Errors: comm_error C02, C03, C04 when the signal does not come.
+  void await(int peer, int channel, stream_type s = {}) {
+    auto& inbox = arena_->inboxes[member(rank_)];
+    const std::uint64_t number = ++awaited_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(channel)];
+    const int source = world_rank(peer);
+    arena_->world->enter(world_rank(rank_), "await");
+    std::unique_lock lock(inbox.place->mutex);
+    arena_->world->wait(
+        *inbox.place, lock, world_rank(rank_), [&] { return !signals(inbox, peer, channel).empty(); },
+        [&] { return std::vector<int>{source}; }, "await of signal ", number, " on channel ", channel, " from rank ",
+        source);
+    auto& queue = signals(inbox, peer, channel);
+    executor_.wait(s, queue.front());
+    inbox.sources[member(peer)].spare.push_back(std::move(queue.front()));
+    queue.pop_front();
+  }
+
+ private:
+  std::size_t member(int peer) const { return static_cast<std::size_t>(members_[static_cast<std::size_t>(peer)]); }
+  int world_rank(int peer) const { return arena_->world_ranks[member(peer)]; }
+  /// A signal may come before its receiver has opened the window, so channels
+  /// appear when they are first used.
+  auto& signals(typename State::Inbox& inbox, int source, int channel) const {
+    auto& channels = inbox.sources[member(source)].signals;
+    const std::size_t at = first_channel_ + static_cast<std::size_t>(channel);
+    if (channels.size() <= at) channels.resize(at + 1);
+    return channels[at];
+  }
+
+  std::shared_ptr<State> arena_;
+  std::vector<int> members_;                         // ranks of the arena
+  std::vector<std::vector<std::uint64_t>> awaited_;  // [peer][channel], for the texts of errors
+  int rank_ = 0;
+  std::size_t offset_bytes_ = 0;
+  std::size_t first_channel_ = 0;
+  [[no_unique_address]] Executor executor_;
+};
+
+/// One block per rank of `stage`, all of the largest size any rank asks for.
+template <executor Executor, class Buffer>
+class BasicThreadArena {
+ public:
+  using Comm = BasicThreadComm<Executor>;
+  using Peers = BasicThreadPeers<Executor, Buffer>;
+  using State = detail::ThreadArenaState<Executor, Buffer>;
+
+  // A copy would hand out the same bytes twice.
+  BasicThreadArena(BasicThreadArena&&) noexcept = default;
+  BasicThreadArena& operator=(BasicThreadArena&&) noexcept = default;
+
+  /// Collective over `stage`. Size the arena by the sum of
+  /// `footprint().symmetric` of all operations bound to it.
+  BasicThreadArena(GroupComm<Comm> stage, std::size_t bytes) : ranks_(stage.ranks()), rank_(stage.rank()) {
+    if (stage.comm() == nullptr) {
+      auto world = std::make_shared<detail::ThreadWorld>(ranks_[0] + 1, RunOptions{}.deadline);
+      state_ = std::make_shared<State>(std::move(world), std::vector<int>{ranks_[0]});
+      state_->blocks[0] = Buffer(size_bytes_ = bytes);
+      return;
+    }
+    Comm& comm = *stage.comm();
+    const auto mine = std::make_shared<std::size_t>(bytes);
+    for (int r = 0; r < comm.size(); ++r) size_bytes_ = std::max(size_bytes_, *comm.share("arena", mine, r));
+    std::shared_ptr<State> made;
+    if (rank_ == 0) made = std::make_shared<State>(comm.world(), comm.world_ranks());
+    state_ = comm.share("arena", made, 0);
+    state_->blocks[static_cast<std::size_t>(rank_)] = Buffer(size_bytes_);
+    comm.share("arena", made,
+               0);  // nobody opens a window before all blocks are there
+  }
+
+  /// Whether the group (world ranks) lies in this arena: threads map all of
+  /// each other's memory.
+  bool reachable(const Group& group) const {
+    for (const int rank : group) {
+      if (!ranks_.contains(rank)) return false;
+    }
+    return true;
+  }
+
+  /// The window of my group `group` (world ranks): the next `bytes` of the
+  /// arena and `channels` channels. Errors: comm_error C07 when the group is
+  /// not reachable, C08 when the arena is used up.
+  Peers open(const Group& group, std::size_t bytes, int channels) {
+    if (!reachable(group) || !group.contains(ranks_[rank_])) {
+      fail<comm_error>("pleat[C07]: group ", group, " of rank ", ranks_[rank_], " is not inside the arena of ranks ",
+                       ranks_);
+    }
+    if (used_bytes_ + bytes > size_bytes_) {
+      fail<comm_error>("pleat[C08]: the arena has ", size_bytes_, " bytes, the operations bound to it so far need ",
+                       used_bytes_ + bytes, "; size it by the sum of footprint().symmetric");
+    }
+    Carver windows;
+    windows.take_bytes(used_bytes_ + bytes);
+    const std::size_t offset = std::exchange(used_bytes_, windows.used_bytes());
+    std::vector<int> members;
+    for (const int rank : group) members.push_back(ranks_.index_of(rank));
+    const int first_channel = std::exchange(used_channels_, used_channels_ + channels);
+    return Peers(state_, std::move(members), group.index_of(ranks_[rank_]), offset, first_channel, channels);
+  }
+
+ private:
+  Group ranks_;
+  int rank_;
+  std::shared_ptr<State> state_;
+  std::size_t size_bytes_ = 0;
+  std::size_t used_bytes_ = 0;
+  int used_channels_ = 0;
+};
+
+/// Ranks that are threads on host memory.
+using HostPeers = BasicThreadPeers<HostExecutor, HostBuffer>;
+using HostArena = BasicThreadArena<HostExecutor, HostBuffer>;
+static_assert(peer_access<HostPeers>);
+static_assert(symmetric_arena<HostArena>);
+
+}  // namespace pleat::inline v0
