@@ -3,12 +3,12 @@
 
 #include <pleat/comm/communicator.hpp>
 #include <pleat/comm/group_comm.hpp>
-#include <pleat/comm/thread_arena.hpp>
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/mesh_comms.hpp>
 #include <pleat/comm/ordered_sum.hpp>
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/comm/run_ranks.hpp>
+#include <pleat/comm/thread_arena.hpp>
 #include <pleat/comm/thread_comm.hpp>
 #include <pleat/core/host/executor.hpp>
 #include <pleat/core/host/leaf.hpp>

@@ -34,20 +34,17 @@ using Counts = std::span<const std::size_t>;
 /// the GPU.
 ///
 /// - `split(color, key)`: collective. The ranks of one color form a new group, ordered by key, then by rank.
-/// - `all_gather(in, out, elems, dtype, s)`: out[r * elems ...] = in of rank r. `in == out + rank * elems` is allowed.
+/// - `all_gather(in, out, elems, dtype, s)`: out[r * elems ...] = in of rank r. In place when in == out + rank * elems.
 /// - `all_gather_v(in, out, n, dtype, s)`: n[r] elements of rank r, packed in rank order; in place as above.
 /// - `all_to_all(in, out, elems, dtype, s)`: block p of `in` goes to rank p; block p of `out` comes from rank p. No
-/// aliasing.
-/// - `all_to_all_v(in, send, out, recv, dtype, s)`: the same with send[p] and recv[p] elements, both packed in rank
-/// order.
+///   aliasing.
+/// - `all_to_all_v(in, send, out, recv, dtype, s)`: the same with send[p] and recv[p] elements, both packed in order.
 /// - `broadcast(buffer, elems, root, dtype, s)`: buffer of root to all.
-/// - `exchange(tx, rx, dtype, s)`: a batch of messages, any number per peer, to oneself too. My k-th send to a peer
-/// matches
+/// - `exchange(tx, rx, dtype, s)`: a batch of messages, any number per peer, to oneself too. My k-th send to a peer is
 ///   its k-th receive from me, across batches. Only the ranks that take part call. An unmatched part hangs until the
 ///   deadline, so schedules are checked by simulation first.
 /// - `barrier(s)`: nobody leaves before everybody has entered.
-/// - `wait(s)`: blocks until the work on `s` is done, with a deadline. On CUDA this and `check()` are where failures
-/// surface;
+/// - `wait(s)`: blocks until the work on `s` is done, with a deadline. On CUDA failures surface here and in `check()`;
 ///   on the host any operation throws.
 ///
 /// Failure of a rank ends every operation that waits for it with a comm_error that names the rank and the operation.
@@ -71,9 +68,8 @@ concept communicator = std::movable<C> &&
   { c.wait(s) } -> std::same_as<void>;
 };
 
-/// A refinement a caller opts into: the backend's own sums, in an order of its own.
-/// `reduce_scatter(in, out, elems, dtype, s)`: out = sum over ranks of block `rank` of in; `all_reduce(buffer, elems,
-/// dtype, s)`.
+/// A refinement a caller opts into: the backend's own sums, in an order of its own. `reduce_scatter(in, out, elems,
+/// dtype, s)`: out = sum over ranks of block `rank` of in; `all_reduce(buffer, elems, dtype, s)`.
 template <class C>
 concept native_reductions = communicator<C> &&
     requires(C& c, typename C::stream_type s, const void* in, void* out, std::size_t elems, DType t) {

@@ -1,5 +1,4 @@
-// Mailboxes: point-to-point batches between threads, by rendezvous: the
-// receiver copies out of the sender's memory.
+// Mailboxes: point-to-point batches between threads, by rendezvous: the receiver copies out of the sender's memory.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +13,14 @@
 
 namespace pleat::inline v0::detail {
 
-/// The mailboxes of one group, one per ordered pair of ranks. A message is
-/// copied on the receiver's stream, after what the sender's stream has done
-/// before; the sender's stream goes on after the copy.
+/// The mailboxes of one group, one per ordered pair of ranks. A message is copied on the receiver's stream, after what
+/// the sender's stream has done before; the sender's stream goes on after the copy.
 template <executor Executor>
 class Mailboxes {
  public:
   using stream_type = typename Executor::stream_type;
   using event_type = typename Executor::event_type;
-  /// The events of one rank: its messages are there; what it received is
-  /// copied.
+  /// The events of one rank: its messages are there; what it received is copied.
   struct Events {
     event_type sent, copied;
   };
@@ -34,9 +31,8 @@ class Mailboxes {
         world_ranks_(std::move(world_ranks)),
         boxes_(world_ranks_.size() * world_ranks_.size()) {}
 
-  /// Posts all sends, takes all receives in order, returns when the sends have
-  /// been taken too. Errors: comm_error C06 on both sides when a pair's element
-  /// counts or dtypes differ; C06 when a peer is no rank.
+  /// Posts all sends, takes all receives in order, returns when the sends have been taken too. Errors: comm_error C06
+  /// on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank.
   void exchange(int rank, std::span<const Send> tx, std::span<const Recv> rx, DType dtype, const Executor& executor,
                 Events& events, stream_type s) {
     world_->enter(world_ranks_[static_cast<std::size_t>(rank)], "exchange");
@@ -147,8 +143,7 @@ class Mailboxes {
                             world_ranks_[static_cast<std::size_t>(post.peer)], "; both sides must agree");
   }
 
-  /// After a failure: takes back what nobody has taken, and outlives the copies
-  /// under way.
+  /// After a failure: takes back what nobody has taken, and outlives the copies under way.
   void withdraw(int rank, const std::vector<Post>& posts, std::unique_lock<std::mutex>& lock) {
     for (const Post& post : posts) std::erase(box(rank, post.peer), &post);
     for (const Post& post : posts) {

@@ -18,13 +18,12 @@ namespace pleat::inline v0 {
 struct RunOptions {
   /// How long a rank waits for a peer before the run fails (C04).
   std::chrono::milliseconds deadline = std::chrono::seconds(120);
-  /// Called with the rank on each thread before anything else: where a program
-  /// sets the thread's device.
+  /// Called with the rank on each thread before anything else: where a program sets the thread's device.
   std::function<void(int)> prepare = {};
 };
 
-/// The failure of one rank, as the program sees it: `what()` names the rank and
-/// its last operation; `rethrow_nested()` throws the rank's own exception.
+/// The failure of one rank, as the program sees it: `what()` names the rank and its last operation; `rethrow_nested()`
+/// throws the rank's own exception.
 class [[gnu::visibility("default")]] rank_error : public comm_error, public std::nested_exception {
  public:
   rank_error(const Message& text, int rank) : comm_error(text), rank_(rank) {}
@@ -56,8 +55,7 @@ std::exception_ptr run_rank(F& f, const std::shared_ptr<typename Comm::group_typ
   }
 }
 
-/// Whether two exceptions say the same, so that they stand for one error that
-/// every rank saw.
+/// Whether two exceptions say the same, so that they stand for one error that every rank saw.
 inline bool same_text(const std::exception_ptr& a, const std::exception_ptr& b) {
   const auto text = [](const std::exception_ptr& e) -> std::string {
     try {
@@ -72,10 +70,9 @@ inline bool same_text(const std::exception_ptr& a, const std::exception_ptr& b) 
 }
 }  // namespace detail
 
-/// Runs `f(Comm& world)` on `ranks` threads and joins them; `Comm` is a
-/// BasicThreadComm. Errors: what all ranks threw alike is rethrown as it is;
-/// when one rank failed and ended the others, rank_error C02 with the rank's
-/// own exception nested. comm_error C01 for fewer than one rank.
+/// Runs `f(Comm& world)` on `ranks` threads and joins them; `Comm` is a BasicThreadComm. Errors: what all ranks threw
+/// alike is rethrown as it is; when one rank failed and ended the others, rank_error C02 with the rank's own exception
+/// nested. comm_error C01 for fewer than one rank.
 template <class Comm = ThreadComm, class F>
 void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   if (ranks < 1) fail<comm_error>("pleat[C01]: a run of ", ranks, " ranks; at least 1 is needed");
@@ -116,8 +113,7 @@ void run_ranks(int ranks, F&& f, RunOptions options = {}) {
   }
 }
 
-/// A world of one rank, the calling thread, for work beside a run: `run_ranks`
-/// without the threads.
+/// A world of one rank, the calling thread, for work beside a run: `run_ranks` without the threads.
 inline ThreadComm single_rank() {
   auto world = std::make_shared<detail::ThreadWorld>(1, RunOptions{}.deadline);
   return ThreadComm(std::make_shared<ThreadComm::group_type>(std::move(world), std::vector<int>{0}), 0);

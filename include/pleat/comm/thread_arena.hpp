@@ -1,5 +1,5 @@
-// The symmetric arena of ranks that are threads: memory that they share,
-// signals that their streams pass; HostArena is the host's.
+// The symmetric arena of ranks that are threads: memory that they share, signals that their streams pass; HostArena is
+// the host's.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,7 @@
 namespace pleat::inline v0 {
 
 namespace detail {
-/// What the ranks of an arena share: a block each, and the signals each has
-/// received and not yet awaited.
+/// What the ranks of an arena share: a block each, and the signals each has received and not yet awaited.
 template <executor Executor, class Buffer>
 struct ThreadArenaState {
   using event_type = typename Executor::event_type;
@@ -51,10 +50,9 @@ struct ThreadArenaState {
 };
 }  // namespace detail
 
-/// A group's window on a thread arena; see peer_access.hpp. A signal is an
-/// event of the source's stream; `await` blocks the thread until its peer has
-/// issued it, with the run's deadline and failure rules, then the stream waits
-/// for the event.
+/// A group's window on a thread arena; see peer_access.hpp. A signal is an event of the source's stream; `await` blocks
+/// the thread until its peer has issued it, with the run's deadline and failure rules, then the stream waits for the
+/// event.
 template <executor Executor, class Buffer>
 class BasicThreadPeers {
  public:
@@ -119,8 +117,7 @@ class BasicThreadPeers {
  private:
   std::size_t member(int peer) const { return static_cast<std::size_t>(members_[static_cast<std::size_t>(peer)]); }
   int world_rank(int peer) const { return arena_->world_ranks[member(peer)]; }
-  /// A signal may come before its receiver has opened the window, so channels
-  /// appear when they are first used.
+  /// A signal may come before its receiver has opened the window, so channels appear when they are first used.
   auto& signals(typename State::Inbox& inbox, int source, int channel) const {
     auto& channels = inbox.sources[member(source)].signals;
     const std::size_t at = first_channel_ + static_cast<std::size_t>(channel);
@@ -149,8 +146,7 @@ class BasicThreadArena {
   BasicThreadArena(BasicThreadArena&&) noexcept = default;
   BasicThreadArena& operator=(BasicThreadArena&&) noexcept = default;
 
-  /// Collective over `stage`. Size the arena by the sum of
-  /// `footprint().symmetric` of all operations bound to it.
+  /// Collective over `stage`. Size the arena by the sum of `footprint().symmetric` of all operations bound to it.
   BasicThreadArena(GroupComm<Comm> stage, std::size_t bytes) : ranks_(stage.ranks()), rank_(stage.rank()) {
     if (stage.comm() == nullptr) {
       auto world = std::make_shared<detail::ThreadWorld>(ranks_[0] + 1, RunOptions{}.deadline);
@@ -169,8 +165,7 @@ class BasicThreadArena {
                0);  // nobody opens a window before all blocks are there
   }
 
-  /// Whether the group (world ranks) lies in this arena: threads map all of
-  /// each other's memory.
+  /// Whether the group (world ranks) lies in this arena: threads map all of each other's memory.
   bool reachable(const Group& group) const {
     for (const int rank : group) {
       if (!ranks_.contains(rank)) return false;
@@ -178,9 +173,8 @@ class BasicThreadArena {
     return true;
   }
 
-  /// The window of my group `group` (world ranks): the next `bytes` of the
-  /// arena and `channels` channels. Errors: comm_error C07 when the group is
-  /// not reachable, C08 when the arena is used up.
+  /// The window of my group `group` (world ranks): the next `bytes` of the arena and `channels` channels. Errors:
+  /// comm_error C07 when the group is not reachable, C08 when the arena is used up.
   Peers open(const Group& group, std::size_t bytes, int channels) {
     if (!reachable(group) || !group.contains(ranks_[rank_])) {
       fail<comm_error>("pleat[C07]: group ", group, " of rank ", ranks_[rank_], " is not inside the arena of ranks ",

@@ -1,5 +1,4 @@
-// Communicators whose ranks are threads of one process that read each other's
-// memory; ThreadComm is the host's.
+// Communicators whose ranks are threads of one process that read each other's memory; ThreadComm is the host's.
 #pragma once
 
 #include <algorithm>
@@ -34,15 +33,13 @@ struct ThreadGroup {
 };
 }  // namespace detail
 
-/// A communicator over threads; made by `run_ranks`. The thread of a rank meets
-/// its peers on the host, then copies out of their memory on its own stream, in
-/// the order of theirs: a call blocks until the peers enter it, never for a
-/// device. On the host, operations are complete on return. Ranks may share a
-/// device. Results have the same bits whatever the timing.
+/// A communicator over threads; made by `run_ranks`. The thread of a rank meets its peers on the host, then copies out
+/// of their memory on its own stream, in the order of theirs: a call blocks until the peers enter it, never for a
+/// device. On the host, operations are complete on return. Ranks may share a device. Results have the same bits
+/// whatever the timing.
 ///
-/// A rank that throws, returns early or never comes ends the waits of all
-/// others with a comm_error (C02, C03, C04) that names rank and operation. One
-/// thread uses one communicator. Cannot be captured in a CUDA graph.
+/// A rank that throws, returns early or never comes ends the waits of all others with a comm_error (C02, C03, C04) that
+/// names rank and operation. One thread uses one communicator. Cannot be captured in a CUDA graph.
 template <executor Executor>
 class BasicThreadComm {
  public:
@@ -51,8 +48,7 @@ class BasicThreadComm {
   using executor_type = Executor;
   using group_type = detail::ThreadGroup<Executor>;
 
-  /// Rank `rank` of a group; every rank's communicator is built on the same
-  /// `group`, by its own thread.
+  /// Rank `rank` of a group; every rank's communicator is built on the same `group`, by its own thread.
   BasicThreadComm(std::shared_ptr<group_type> group, int rank) : group_(std::move(group)), rank_(rank) {
     auto& mine = group_->events[static_cast<std::size_t>(rank)];
     const auto event = [&] { return executor_.make_event(); };
@@ -134,15 +130,13 @@ class BasicThreadComm {
     });
   }
 
-  /// Errors: comm_error C05 on every rank when the roots differ or name no
-  /// rank.
+  /// Errors: comm_error C05 on every rank when the roots differ or name no rank.
   void broadcast(void* buffer, std::size_t elems, int root, DType dtype, stream_type s = {}) {
     collective({.operation = "broadcast", .dtype = dtype, .elems = elems, .root = root, .out = buffer}, s,
                [&] { copy(buffer, call_of(root).out, elems * size_bytes(dtype), s); });
   }
 
-  /// Errors: comm_error C06 on both sides when a message and its receive
-  /// differ, or a peer is no rank.
+  /// Errors: comm_error C06 on both sides when a message and its receive differ, or a peer is no rank.
   void exchange(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, stream_type s = {}) {
     group_->mail.exchange(rank_, tx, rx, dtype, executor_, my_events().mail, s);
   }
@@ -151,16 +145,14 @@ class BasicThreadComm {
     collective({.operation = "barrier"}, s, [] {});
   }
 
-  /// Errors: comm_error C02, C04 when the work does not end because a rank has
-  /// failed, or until the deadline.
+  /// Errors: comm_error C02, C04 when the work does not end because a rank has failed, or until the deadline.
   void wait(stream_type s = {}) {
     world()->poll(
         world_ranks()[static_cast<std::size_t>(rank_)], [&] { return executor_.is_idle(s); }, "wait");
   }
 
-  /// Collective, beyond the concept: the object that rank `owner` of the group
-  /// passes as `mine`; ranks may name different owners. `operation` is a string
-  /// literal, for the texts of errors.
+  /// Collective, beyond the concept: the object that rank `owner` of the group passes as `mine`; ranks may name
+  /// different owners. `operation` is a string literal, for the texts of errors.
   template <class T>
   std::shared_ptr<T> share(const char* operation, const std::shared_ptr<T>& mine, int owner) {
     meet({.operation = operation, .in = &mine, .must_agree = false});
@@ -169,16 +161,14 @@ class BasicThreadComm {
     return theirs;
   }
 
-  /// The failure state that this rank's run shares; what else waits for peers
-  /// (an arena) waits through it.
+  /// The failure state that this rank's run shares; what else waits for peers (an arena) waits through it.
   const std::shared_ptr<detail::ThreadWorld>& world() const { return group_->meeting.world(); }
   /// The ranks of this group, as ranks of the run.
   const std::vector<int>& world_ranks() const { return group_->meeting.world_ranks(); }
 
  private:
-  /// What all collectives do: once everybody's arguments are here, `read` reads
-  /// the peers' memory, after their streams have come to the call; then nobody
-  /// goes on, host or stream, before all have read.
+  /// What all collectives do: once everybody's arguments are here, `read` reads the peers' memory, after their streams
+  /// have come to the call; then nobody goes on, host or stream, before all have read.
   template <class Read>
   void collective(const detail::Call& call, stream_type s, Read read) {
     executor_.record(my_events().ready, s);

@@ -1,5 +1,4 @@
-// What the threads of one run share: who failed, who has returned, and how to
-// wait for a peer without hanging.
+// What the threads of one run share: who failed, who has returned, and how to wait for a peer without hanging.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +14,14 @@
 
 namespace pleat::inline v0::detail {
 
-/// A place where ranks wait: what they wait for changes under `mutex`, and
-/// whoever changes it notifies `changed`.
+/// A place where ranks wait: what they wait for changes under `mutex`, and whoever changes it notifies `changed`.
 struct WaitingPlace {
   std::mutex mutex;
   std::condition_variable changed;
 };
 
-/// The failure state of a run. Every wait goes through `wait`, which ends when
-/// its condition holds, a rank has failed (C02), a rank that is waited for has
-/// returned (C03) or the deadline has passed (C04); the last three throw
+/// The failure state of a run. Every wait goes through `wait`, which ends when its condition holds, a rank has failed
+/// (C02), a rank that is waited for has returned (C03) or the deadline has passed (C04); the last three throw
 /// comm_error. (std::barrier and friends cannot be ended from outside.)
 class ThreadWorld {
  public:
@@ -41,12 +38,10 @@ class ThreadWorld {
     return place;
   }
 
-  /// Notes what world rank `rank` does now, for the texts of errors.
-  /// `operation` is a string literal.
+  /// Notes what world rank `rank` does now, for the texts of errors. `operation` is a string literal.
   void enter(int rank, const char* operation) { operation_[static_cast<std::size_t>(rank)] = operation; }
 
-  /// What a rank did last, for the texts of errors and of watchdogs; "no
-  /// operation" before the first.
+  /// What a rank did last, for the texts of errors and of watchdogs; "no operation" before the first.
   const char* last_operation(int rank) const {
     const char* operation = operation_[static_cast<std::size_t>(rank)];
     return operation == nullptr ? "no operation" : operation;
@@ -68,8 +63,7 @@ class ThreadWorld {
     return failure_;
   }
 
-  /// Errors: comm_error C02 when a rank has failed. `operation...` are the
-  /// parts of what `rank` is about to wait in.
+  /// Errors: comm_error C02 when a rank has failed. `operation...` are the parts of what `rank` is about to wait in.
   template <class... Operation>
   void require_no_failure(int rank, const Operation&... operation) const {
     if (failed_rank_ >= 0) {
@@ -77,9 +71,8 @@ class ThreadWorld {
     }
   }
 
-  /// Blocks world rank `rank` until `ready()`, which it asks again and again:
-  /// for devices, which notify nobody. Errors: comm_error C02 when a rank has
-  /// failed, C04 after the deadline.
+  /// Blocks world rank `rank` until `ready()`, which it asks again and again: for devices, which notify nobody. Errors:
+  /// comm_error C02 when a rank has failed, C04 after the deadline.
   template <class Ready>
   void poll(int rank, Ready ready, const char* operation) {
     const auto until = std::chrono::steady_clock::now() + deadline_;
@@ -95,11 +88,9 @@ class ThreadWorld {
     }
   }
 
-  /// Blocks world rank `rank` until `ready()`. `lock` holds the place's mutex,
-  /// under which both callables run. `missing()` gives the world ranks that
-  /// have not come yet. `operation...` are the parts of its description.
-  /// Whoever takes the place's mutex after a wait on it has thrown sees the
-  /// failure.
+  /// Blocks world rank `rank` until `ready()`. `lock` holds the place's mutex, under which both callables run.
+  /// `missing()` gives the world ranks that have not come yet. `operation...` are the parts of its description. Whoever
+  /// takes the place's mutex after a wait on it has thrown sees the failure.
   template <class Ready, class Missing, class... Operation>
   void wait(WaitingPlace& place, std::unique_lock<std::mutex>& lock, int rank, Ready ready, Missing missing,
             const Operation&... operation) {

@@ -1,5 +1,4 @@
-// The executor: all that a schedule may do on a device besides communicating
-// and calling leaves.
+// The executor: all that a schedule may do on a device besides communicating and calling leaves.
 #pragma once
 
 #include <concepts>
@@ -37,9 +36,9 @@ inline constexpr bool no_device = false;
 
 template <class DeviceType>
 struct ExecutorFor {
-  static_assert(no_device<DeviceType>,
-                "pleat[T03]: no executor for this device: include "
-                "pleat/core/host/executor.hpp or pleat/cuda/executor.cuh");
+  static_assert(
+      no_device<DeviceType>,
+      "pleat[T03]: no executor for this device: include pleat/core/host/executor.hpp or pleat/cuda/executor.hpp");
 };
 }  // namespace detail
 
@@ -47,24 +46,17 @@ struct ExecutorFor {
 template <class DeviceType>
 using executor_for = typename detail::ExecutorFor<DeviceType>::type;
 
-/// Leaves every template uses; specialized per device. Static members, ordered
-/// on the stream:
-/// - `cast_copy(out, out_dtype, in, in_dtype, elems, s)`: out[i] = in[i],
-/// rounded to nearest even.
-/// - `sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s)`:
-/// out[i] = (accumulate ? out[i] : 0) +
-///   (((parts[0][i] + parts[1][i]) + ...), the parts added in order in
-///   accumulator_t of the wider dtype. `parts` is a span of pointers; `out` may
-///   be one of the parts.
-/// - `sum_of_squares(out, in, dtype, elems, accumulate, scratch, s)`: *out
-/// (double on the device) = (accumulate ? *out :
-///   0) + sum of in[i]^2 in float64, in a fixed order; scratch has
-///   `sum_of_squares_scratch_bytes`.
+/// Leaves every template uses; specialized per device. Static members, ordered on the stream:
+/// - `cast_copy(out, out_dtype, in, in_dtype, elems, s)`: out[i] = in[i], rounded to nearest even.
+/// - `sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s)`: out[i] = (accumulate ? out[i] : 0) +
+///   (((parts[0][i] + parts[1][i]) + ...), the parts added in order in accumulator_t of the wider dtype.
+///   `parts` is a span of pointers; `out` may be one of the parts.
+/// - `sum_of_squares(out, in, dtype, elems, accumulate, scratch, s)`: *out (double on the device) = (accumulate ? *out
+///   : 0) + sum of in[i]^2 in float64, in a fixed order; scratch has `sum_of_squares_scratch_bytes`.
 template <class DeviceType>
 struct core_leaf {
   static_assert(detail::no_device<DeviceType>,
-                "pleat[T03]: no leaves for this device: include "
-                "pleat/core/host/leaf.hpp or pleat/cuda/leaf.cuh");
+                "pleat[T03]: no leaves for this device: include pleat/core/host/leaf.hpp or pleat/cuda/leaf.cuh");
 };
 
 }  // namespace pleat::inline v0
