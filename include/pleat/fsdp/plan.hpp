@@ -13,7 +13,7 @@
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/fsdp/layout.hpp>
-#include <pleat/mesh/axis.hpp>
+#include <pleat/mesh/concept.hpp>
 
 namespace pleat::inline v0::fsdp {
 
@@ -34,6 +34,12 @@ struct GroupSizes {
   int replicas = 1;
   constexpr int of(Param kind) const { return kind == Param::dense ? dense : expert; }
 };
+
+/// The sizes of a mesh's groups.
+template <folded_mesh Mesh>
+constexpr GroupSizes group_sizes(const Mesh& mesh) {
+  return {shard_group_shape(mesh, Param::dense).size(), shard_group_shape(mesh, Param::expert).size(), mesh.replicas};
+}
 
 struct Options {
   /// What is gathered, and what the units' views are of. Masters and gradient shards are accumulator(compute).
@@ -136,6 +142,20 @@ struct Plan {
     return {.symmetric = symmetric, .persistent = persistent.used_bytes()};
   }
 };
+
+/// The choices of a plan, as one line of a log.
+inline void append_to(Message& message, const Plan& p) {
+  message.append("fsdp ").append(name_of(p.transport)).append(" compute=").append(name_of(p.compute));
+  message.append(" gradient=").append(name_of(p.gradient)).append(" master=").append(name_of(p.master));
+  message.append(" prefetch=").append(p.prefetch).append(" replicas=").append(p.sizes.replicas);
+  for (const Param param : {Param::dense, Param::expert}) {
+    const KindPlan& kind = p.of(param);
+    if (kind.slots == 0) continue;
+    message.append(param == Param::dense ? " dense:" : " expert:").append(" ranks=").append(kind.ranks);
+    message.append(" slots=").append(kind.slots).append("x").append(kind.unit_elems);
+    message.append(" gradients=").append(kind.gradient_units).append("x").append(kind.unit_elems);
+  }
+}
 
 namespace detail {
 /// How many units of a kind there are at most in `window` consecutive ones.

@@ -85,23 +85,6 @@ TEST_CASE("the last prefetch + 1 units of forward are not gathered again for bac
   }
 }
 
-TEST_CASE("slots and gradient units are as many as neighbouring units need") {
-  std::vector<fsdp::UnitSpec> units = vectors(2, 8);
-  for (int layer = 0; layer < 3; ++layer) {
-    units.push_back({.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {4}, .experts = 2}}});
-    units.push_back(vectors(1, 8)[0]);
-  }
-  const fsdp::Plan one = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 1});
-  CHECK(one.of(Param::dense).slots == 2);
-  CHECK(one.of(Param::expert).slots == 1);
-  CHECK(one.of(Param::dense).gradient_units == 2);
-  CHECK(one.of(Param::expert).gradient_units == 1);
-  const fsdp::Plan three = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 3});
-  CHECK(three.of(Param::dense).slots == 3);
-  CHECK(three.of(Param::expert).slots == 2);
-  CHECK(three.of(Param::expert).ranks == 2);
-}
-
 TEST_CASE("a prefetch that the next order does not use is awaited before its slot serves again") {
   with_sharder(3, vectors(4, 6), {.transport = Transport::peer, .prefetch = 1}, dense_world,
                [&](Sharder& op, ThreadComm&) {
@@ -245,6 +228,42 @@ TEST_CASE("facts: an expert's gradient is the plain sum over its shard group, wh
   }
 }
 
+TEST_CASE("shards by ceil-chunks: 10 rows over 4 ranks, 6 elements over 4, 18 rows over 8 with two empty shards") {
+  struct Case {
+    int ranks;
+    std::int64_t rows, columns;
+  };
+  for (const Transport transport : transports) {
+    for (const auto& [ranks, rows, columns] : {Case{4, 10, 3}, {4, 6, 1}, {8, 18, 7}, {3, 7, 2}, {8, 3, 2}}) {
+      const std::int64_t chunk = (rows + ranks - 1) / ranks;
+      std::vector<std::int64_t> boundaries;
+      for (int r = 0; r <= ranks; ++r) boundaries.push_back(std::min(rows, r * chunk) * columns);
+      std::vector<float> values(static_cast<std::size_t>(rows * columns));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i + 1);
+      with_sharder(
+          ranks,
+          {{.name = "unit", .params = {{.name = "w", .shape = {rows * columns}}}, .boundaries = std::move(boundaries)}},
+          {.transport = transport, .alignment_elems = 1}, dense_world, [&](Sharder& op, ThreadComm& world) {
+            op.load(0, 0, values, {});
+            const fsdp::UnitView view = op.acquire(0, {});
+            std::vector<float> mine = values, sum = values, exported(values.size());
+            for (std::size_t i = 0; i < values.size(); ++i) {
+              if (view[0].as<float>()[i] != values[i]) fail<error>("gathered element ", i, " is wrong");
+              mine[i] += static_cast<float>(world.rank());
+              sum[i] = values[i] * static_cast<float>(world.size()) +
+                       static_cast<float>(world.size() * (world.size() - 1) / 2);
+            }
+            write(op, 0, mine);
+            op.reduce(0, {});
+            op.finish_gradients({});
+            op.export_master(0, 0, exported, {});
+            if (exported != values) fail<error>("saved and loaded values differ");
+            if (gradient_of<float>(op, 0, values.size()) != sum) fail<error>("a sum is wrong");
+          });
+    }
+  }
+}
+
 TEST_CASE("frozen and unused parameters: gathered; zero or no gradient at all") {
   const std::vector<fsdp::UnitSpec> units{
       {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}},
@@ -318,15 +337,8 @@ TEST_CASE("calls that do not fit are errors with the values") {
   });
 }
 
-TEST_CASE("plans and binds that do not fit are errors with the values") {
+TEST_CASE("groups and memory that do not fit are errors with the values") {
   const auto units = vectors(1, 4);
-  check_error("pleat[F08]: 0 replicas and a prefetch of 1", [&] { fsdp::plan(units, {.replicas = 0}); });
-  check_error("pleat[F08]: 1 replicas and a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
-  check_error("pleat[F08]: parameters cannot be computed with in i32",
-              [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });
-  check_error("pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32 f32",
-              [&] { fsdp::plan(units, {}, {.gradient = DType::bf16}); });
-
   const HostBuffer persistent(1 << 16);
   const Memory<HostArena> memory{.persistent = persistent.block(), .arena = nullptr};
   check_error(

@@ -1,0 +1,83 @@
+// Plans of sharded parameters: slots, memory, sizes of a mesh's groups, and what cannot be planned.
+#include <pleat/fsdp/plan.hpp>
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include <pleat/mesh.hpp>
+
+namespace {
+
+using namespace pleat;
+
+/// One vector parameter of `elems` elements per unit.
+std::vector<fsdp::UnitSpec> vectors(int count, std::int64_t elems) {
+  return std::vector<fsdp::UnitSpec>(static_cast<std::size_t>(count),
+                                     {.name = "dense", .params = {{.name = "w", .shape = {elems}}}});
+}
+
+TEST_CASE("slots and gradient units are as many as neighbouring units need") {
+  std::vector<fsdp::UnitSpec> units = vectors(2, 8);
+  for (int layer = 0; layer < 3; ++layer) {
+    units.push_back({.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {4}, .experts = 2}}});
+    units.push_back(vectors(1, 8)[0]);
+  }
+  const fsdp::Plan one = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 1});
+  CHECK(one.of(Param::dense).slots == 2);
+  CHECK(one.of(Param::expert).slots == 1);
+  CHECK(one.of(Param::dense).gradient_units == 2);
+  CHECK(one.of(Param::expert).gradient_units == 1);
+  const fsdp::Plan three = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 3});
+  CHECK(three.of(Param::dense).slots == 3);
+  CHECK(three.of(Param::expert).slots == 2);
+  CHECK(three.of(Param::expert).ranks == 2);
+}
+
+TEST_CASE("memory: shards, slots and gradient units, and what sums work in off the peer path") {
+  const auto units = vectors(5, 1024);
+  const auto footprint = [&](fsdp::Options options, const fsdp::GroupSizes& sizes) {
+    return fsdp::plan(units, sizes, options).footprint();
+  };
+  const std::size_t pieces = 128;  // a table of one piece per unit, padded
+  const std::size_t shards = 5 * (256 * 4 + 256 * 4 + pieces);
+  const std::size_t whole = 2 * 1024 * 4 + 2 * 1024 * 4;  // two slots, two gradient units
+  CHECK(footprint({.transport = Transport::peer}, {.dense = 4}) ==
+        Footprint{.symmetric = whole, .persistent = shards + 256 * 4});
+  CHECK(footprint({}, {.dense = 4}) == Footprint{.persistent = shards + whole + 4 * 256 * 4});
+  const std::size_t copies = 5 * 256 * 2;
+  CHECK(footprint({.compute = DType::bf16, .gradient = DType::bf16, .transport = Transport::peer}, {.dense = 4}) ==
+        Footprint{.symmetric = whole / 2, .persistent = shards + copies + 256 * 4});
+}
+
+TEST_CASE("the sizes of a mesh's groups") {
+  constexpr auto sizes = fsdp::group_sizes(FoldedMesh<2, 4, 4, 2, 2>{});
+  static_assert(sizes.dense == 8 && sizes.expert == 4 && sizes.replicas == 2);
+  CHECK(fsdp::group_sizes(RuntimeMesh::fold({.world = 32, .pp = 2, .cp = 4, .ep = 2})).dense == 16);
+}
+
+TEST_CASE("a plan says what it chose") {
+  const fsdp::Plan plan = fsdp::plan(vectors(3, 1000), {.dense = 4, .replicas = 2},
+                                     {.compute = DType::bf16, .transport = Transport::peer, .prefetch = 2});
+  CHECK(std::string(message_of(plan).c_str()) ==
+        "fsdp peer compute=bf16 gradient=f32 master=f32 prefetch=2 replicas=2 dense: ranks=4 slots=3x1024 "
+        "gradients=2x1024");
+}
+
+template <class F>
+void check_error(const char* text, F f) {
+  CAPTURE(text);
+  CHECK_THROWS_WITH_AS(f(), doctest::Contains(text), shape_error);
+}
+
+TEST_CASE("options that cannot be are errors with the values") {
+  const auto units = vectors(1, 4);
+  check_error("pleat[F08]: 0 replicas and a prefetch of 1", [&] { fsdp::plan(units, {.replicas = 0}); });
+  check_error("pleat[F08]: 1 replicas and a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
+  check_error("pleat[F08]: parameters cannot be computed with in i32",
+              [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });
+  check_error("pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32 f32",
+              [&] { fsdp::plan(units, {}, {.gradient = DType::bf16}); });
+}
+
+}  // namespace
