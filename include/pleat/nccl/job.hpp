@@ -211,6 +211,7 @@ class Job {
                         operation_, "; all ranks of a group must make the same calls");
     } else if (!absent.empty()) {
       append_answers(text, absent);
+      require_nobody_lost();
     }
     try {
       tell_all(tag_failure, message_of("rank ", rank_, " gave up (", text, ")").c_str());

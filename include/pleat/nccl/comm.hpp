@@ -1,0 +1,319 @@
+// NcclComm: the communicator of ranks that have a GPU each, processes or threads, on one machine or many.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include <pleat/comm/communicator.hpp>
+#include <pleat/cuda/executor.hpp>
+#include <pleat/nccl/gather_v.hpp>
+#include <pleat/nccl/group.hpp>
+#include <pleat/nccl/rendezvous.hpp>
+
+namespace pleat::inline v0 {
+
+struct NcclOptions {
+  /// How long `wait` waits for work that needs peers, and the first meeting of ranks for each other (C04, C25).
+  std::chrono::milliseconds deadline = std::chrono::seconds(120);
+};
+
+/// A communicator over NCCL. Operations are ordered on the caller's stream. The first operation of a kind and
+/// magnitude, or with a peer, also meets the peers on the host, because NCCL then connects to them and cannot be
+/// interrupted; later ones do not block.
+///
+/// A peer's failure shows in `wait` and `check` (C02 a rank failed or died, C03 it returned early, C04 the deadline,
+/// C21 an NCCL error): the rank's streams that wait for signals are released, all communicators that pleat made for it
+/// are aborted, and from then on every operation throws. A borrowed communicator is reported, never aborted. Who blocks
+/// in cudaStreamSynchronize instead gets no deadline. Wait for a communicator's work before it goes. Copies are handles
+/// on the same communicator; one thread uses them.
+class NcclComm {
+ public:
+  using device_type = cuda_device;
+  using stream_type = cudaStream_t;
+
+  /// A world over the ranks of `link`, which all call; makes `device` current. Null: a world of one rank.
+  /// Errors, on all ranks alike: C22, C23; comm_error C24 when two ranks share a GPU; cuda_error C20; C02 and C04.
+  static NcclComm create(std::unique_ptr<JobLink> link, int device, NcclOptions options = {});
+
+  /// The world of the launcher's job, see LauncherEnvironment; uses device `local_rank`, or the only one that is
+  /// visible. All processes call it, each once. Errors: comm_error C25; as `create`.
+  static NcclComm from_environment(NcclOptions options = {}) {
+    const LauncherEnvironment environment = LauncherEnvironment::from_process();
+    std::unique_ptr<JobLink> link;
+    if (environment.size > 1) link = rendezvous(environment, options.deadline);
+    return create(std::move(link), environment.local_rank % std::max(1, cuda_device_count()), options);
+  }
+
+  /// A communicator on one that belongs to somebody else and must outlive it. With a `link`, whose ranks are those of
+  /// `comm`, a failure names the rank. Errors: C21, C22, C23.
+  static NcclComm borrow(ncclComm_t comm, NcclOptions options = {}, std::unique_ptr<JobLink> link = nullptr);
+
+  int rank() const noexcept { return group_->rank; }
+  int size() const noexcept { return group_->size(); }
+  /// NCCL's handle; null for a group of one that pleat made, and after a failure.
+  ncclComm_t native() const noexcept { return group_->comm; }
+  /// The device of this rank.
+  int device() const noexcept { return group_->device; }
+  /// The ranks of this group, as ranks of the job; and what this rank knows of the job.
+  const std::vector<int>& world_ranks() const noexcept { return group_->members; }
+  Job& job() const noexcept { return group_->job(); }
+
+  NcclComm split(int color, int key);
+
+  void all_gather(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
+    enter("all_gather");
+    gather(in, out, elems, dtype, s);
+  }
+
+  /// How the parts move is chosen by gather_v.hpp; `way` overrides it, alike on all ranks.
+  void all_gather_v(const void* in, void* out, Counts counts, DType dtype, cudaStream_t s,
+                    std::optional<GatherV> way = {}) {
+    enter("all_gather_v");
+    require_counts(counts);
+    const std::size_t width = size_bytes(dtype);
+    if (!way) way = gather_v_way(counts, width);
+    if (*way == GatherV::equal) return gather(in, out, counts[0], dtype, s);
+    if (*way == GatherV::broadcasts) return gather_by_broadcasts(in, out, counts, dtype, s);
+    std::vector<Send> tx;
+    std::vector<Recv> rx;
+    std::size_t offset = 0;
+    for (int r = 0; r < size(); ++r) {
+      const std::size_t elems = counts[static_cast<std::size_t>(r)];
+      if (r == rank()) {
+        copy(at(out, offset), in, elems * width, s);
+      } else {
+        tx.push_back({in, counts[static_cast<std::size_t>(rank())], r});
+        rx.push_back({at(out, offset), elems, r});
+      }
+      offset += elems * width;
+    }
+    move(tx, rx, dtype, s);
+  }
+
+  void all_to_all(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
+    enter("all_to_all");
+    const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), elems);
+    move_blocks(in, counts, out, counts, dtype, s);
+  }
+
+  void all_to_all_v(const void* in, Counts send, void* out, Counts recv, DType dtype, cudaStream_t s) {
+    enter("all_to_all_v");
+    require_counts(send);
+    require_counts(recv);
+    move_blocks(in, send, out, recv, dtype, s);
+  }
+
+  /// Errors: comm_error C05 when the root is no rank.
+  void broadcast(void* buffer, std::size_t elems, int root, DType dtype, cudaStream_t s) {
+    enter("broadcast");
+    if (root < 0 || root >= size()) {
+      fail<comm_error>("pleat[C05]: rank ", world_rank(), " calls broadcast; root ", root, " is not in 0 to ",
+                       size() - 1);
+    }
+    if (elems == 0 || size() == 1) return;
+    meet(detail::Collective::broadcast, elems * size_bytes(dtype));
+    settle(ncclBroadcast(buffer, buffer, elems, nccl_dtype(dtype), root, group_->comm, s), "ncclBroadcast");
+  }
+
+  /// Errors: comm_error C06 when a peer is no rank, or messages to oneself do not match.
+  void exchange(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, cudaStream_t s) {
+    enter("exchange");
+    for (const Send& send : tx) require_peer(send.peer);
+    for (const Recv& recv : rx) require_peer(recv.peer);
+    move(tx, rx, dtype, s);
+  }
+
+  void barrier(cudaStream_t s) {
+    enter("barrier");
+    if (size() == 1) return;
+    void* word = group_->barrier_word.data();
+    meet(detail::Collective::all_reduce, sizeof(std::int32_t));
+    settle(ncclAllReduce(word, word, 1, ncclInt32, ncclSum, group_->comm, s), "ncclAllReduce");
+  }
+
+  /// NCCL's own sums, in an order of NCCL's. `in` [size * elems] and `out` [elems]; `out == in + rank * elems` is
+  /// allowed.
+  void reduce_scatter(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
+    enter("reduce_scatter");
+    if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
+    if (elems == 0) return;
+    meet(detail::Collective::reduce_scatter, elems * size_bytes(dtype));
+    settle(ncclReduceScatter(in, out, elems, nccl_dtype(dtype), ncclSum, group_->comm, s), "ncclReduceScatter");
+  }
+  void all_reduce(void* buffer, std::size_t elems, DType dtype, cudaStream_t s) {
+    enter("all_reduce");
+    if (elems == 0 || size() == 1) return;
+    meet(detail::Collective::all_reduce, elems * size_bytes(dtype));
+    settle(ncclAllReduce(buffer, buffer, elems, nccl_dtype(dtype), ncclSum, group_->comm, s), "ncclAllReduce");
+  }
+
+  /// Blocks until the work on `s` is done. Errors: comm_error C02, C03, C04, naming rank and operation; nccl_error C21;
+  /// cuda_error C20 when the work itself has failed, which ends the job.
+  void wait(cudaStream_t s) { group_->owner->wait(s, group_->members, group_->comm); }
+
+  /// Looks for failures without waiting. Errors: comm_error C02; nccl_error C21.
+  void check() {
+    job().check();
+    group_->owner->check_communicators();
+    group_->owner->check_communicator(group_->comm);
+  }
+
+  /// Ends the job because of this rank, for a program that catches what its rank throws: `why` reaches all others.
+  void abandon(const char* why) noexcept { job().fail(why); }
+
+  /// `release` ends waits of this rank's streams for signals of peers. It runs, repeatedly, when the job ends, until it
+  /// is removed by what this returns.
+  int add_release(std::function<void()> release) { return group_->owner->add_release(std::move(release)); }
+  void remove_release(int which) noexcept { group_->owner->remove_release(which); }
+
+  /// After an NCCL call of the caller's on `native()`. Errors: C21, which ends the job; C02 and C04.
+  void settle(ncclResult_t status, const char* call) {
+    group_->owner->settle(status, call, group_->comm, group_->members);
+  }
+
+  /// Collective, beyond the concept: every rank's small host value, in the order of ranks. For setup: it waits for the
+  /// GPU. `operation` is a string literal, for the texts of errors. Errors: as `wait`.
+  template <class T>
+  std::vector<T> all_gather_host(const char* operation, const T& mine);
+
+ private:
+  using State = detail::NcclGroup;
+  explicit NcclComm(std::shared_ptr<State> group) : group_(std::move(group)) {}
+
+  void enter(const char* operation) { job().enter(operation); }
+  int world_rank() const { return group_->members[static_cast<std::size_t>(rank())]; }
+
+  /// Before NCCL may connect: a collective connects anew when its algorithm does, which depends on the magnitude.
+  void meet(detail::Collective collective, std::size_t bytes) {
+    const int magnitude = std::bit_width(bytes) - 1;
+    auto& met = group_->met_sizes[static_cast<int>(collective)];
+    if (met >> magnitude & 1) return;
+    job().meet(group_->members, group_->tag(static_cast<std::uint64_t>(collective) * 64 + magnitude));
+    met |= std::uint64_t{1} << magnitude;
+  }
+  /// The same between the two ends of each message that is the first of its direction.
+  void meet(std::span<const Send> tx, std::span<const Recv> rx) {
+    std::vector<Job::Swap> swaps;
+    const auto meet_once = [&](std::vector<char>& has_met, int peer, int from, int to) {
+      if (std::exchange(has_met[static_cast<std::size_t>(peer)], 1)) return;
+      const auto way =
+          static_cast<std::uint64_t>(from) * static_cast<std::uint64_t>(size()) + static_cast<std::uint64_t>(to);
+      swaps.push_back({group_->members[static_cast<std::size_t>(peer)], group_->tag(1024 + way)});
+    };
+    for (const Send& send : tx) meet_once(group_->has_sent_to, send.peer, rank(), send.peer);
+    for (const Recv& recv : rx) meet_once(group_->has_received_from, recv.peer, recv.peer, rank());
+    if (!swaps.empty()) job().swap(swaps, {});
+  }
+
+  void gather(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
+    if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
+    if (elems == 0) return;
+    meet(detail::Collective::all_gather, elems * size_bytes(dtype));
+    settle(ncclAllGather(in, out, elems, nccl_dtype(dtype), group_->comm, s), "ncclAllGather");
+  }
+  void gather_by_broadcasts(const void* in, void* out, Counts counts, DType dtype, cudaStream_t s) {
+    for (const std::size_t elems : counts) {
+      if (elems != 0) meet(detail::Collective::broadcast, elems * size_bytes(dtype));
+    }
+    ncclResult_t status = ncclGroupStart();
+    std::size_t offset = 0;
+    for (int r = 0; r < size() && status == ncclSuccess; ++r) {
+      const std::size_t elems = counts[static_cast<std::size_t>(r)];
+      if (elems == 0) continue;
+      status = ncclBroadcast(in, at(out, offset), elems, nccl_dtype(dtype), r, group_->comm, s);
+      offset += elems * size_bytes(dtype);
+    }
+    end_group(status, "a group of ncclBroadcast");
+  }
+
+  /// Block p of `in` goes to rank p, block p of `out` comes from it.
+  void move_blocks(const void* in, Counts send, void* out, Counts recv, DType dtype, cudaStream_t s) {
+    std::vector<Send> tx;
+    std::vector<Recv> rx;
+    const std::size_t width = size_bytes(dtype);
+    std::size_t in_offset = 0, out_offset = 0;
+    for (int r = 0; r < size(); ++r) {
+      tx.push_back({at(in, in_offset), send[static_cast<std::size_t>(r)], r});
+      rx.push_back({at(out, out_offset), recv[static_cast<std::size_t>(r)], r});
+      in_offset += tx.back().elems * width;
+      out_offset += rx.back().elems * width;
+    }
+    move(tx, rx, dtype, s);
+  }
+
+  /// All messages as one NCCL group; those to oneself are copies, and empty ones are none.
+  void move(std::span<const Send> all_tx, std::span<const Recv> all_rx, DType dtype, cudaStream_t s) {
+    std::vector<Send> tx, own_tx;
+    std::vector<Recv> rx, own_rx;
+    for (const Send& send : all_tx) (send.peer == rank() ? own_tx : tx).push_back(send);
+    for (const Recv& recv : all_rx) (recv.peer == rank() ? own_rx : rx).push_back(recv);
+    const auto same_elems = [](const Send& send, const Recv& recv) { return send.elems == recv.elems; };
+    if (!std::equal(own_tx.begin(), own_tx.end(), own_rx.begin(), own_rx.end(), same_elems)) {
+      fail<comm_error>("pleat[C06]: rank ", world_rank(), " sends ", own_tx.size(), " messages to itself and receives ",
+                       own_rx.size(), "; their numbers and sizes must agree");
+    }
+    std::erase_if(tx, [](const Send& send) { return send.elems == 0; });
+    std::erase_if(rx, [](const Recv& recv) { return recv.elems == 0; });
+    meet(tx, rx);
+    for (std::size_t i = 0; i < own_tx.size(); ++i) {
+      copy(own_rx[i].data, own_tx[i].data, own_tx[i].elems * size_bytes(dtype), s);
+    }
+    if (tx.empty() && rx.empty()) return;
+    ncclResult_t status = ncclGroupStart();
+    for (std::size_t i = 0; i < tx.size() && status == ncclSuccess; ++i) {
+      status = ncclSend(tx[i].data, tx[i].elems, nccl_dtype(dtype), tx[i].peer, group_->comm, s);
+    }
+    for (std::size_t i = 0; i < rx.size() && status == ncclSuccess; ++i) {
+      status = ncclRecv(rx[i].data, rx[i].elems, nccl_dtype(dtype), rx[i].peer, group_->comm, s);
+    }
+    end_group(status, "a group of ncclSend and ncclRecv");
+  }
+  /// Ends the NCCL group whatever became of its calls. In a group, calls on a non-blocking communicator return success.
+  void end_group(ncclResult_t status, const char* call) {
+    const ncclResult_t end = ncclGroupEnd();
+    settle(status == ncclSuccess ? end : status, call);
+  }
+
+  void require_counts(Counts counts) const {
+    if (counts.size() == group_->members.size()) return;
+    fail<comm_error>("pleat[C05]: rank ", world_rank(), " calls ", job().last_operation(), "; it gives ", counts.size(),
+                     " counts for ", size(), " ranks");
+  }
+  void require_peer(int peer) const {
+    if (peer >= 0 && peer < size()) return;
+    fail<comm_error>("pleat[C06]: exchange with peer ", peer, "; valid peers: 0 to ", size() - 1);
+  }
+
+  static ncclDataType_t nccl_dtype(DType dtype) {
+    switch (dtype) {
+      case DType::f64:
+        return ncclFloat64;
+      case DType::f32:
+        return ncclFloat32;
+      case DType::bf16:
+        return ncclBfloat16;
+      case DType::i64:
+        return ncclInt64;
+      case DType::i32:
+        return ncclInt32;
+      case DType::u8:
+        return ncclUint8;
+    }
+    return ncclNumTypes;
+  }
+  static void copy(void* out, const void* in, std::size_t bytes, cudaStream_t s) {
+    if (out != in) CudaExecutor{}.copy(out, in, bytes, s);
+  }
+  static std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
+  static const std::byte* at(const void* base, std::size_t offset) {
+    return static_cast<const std::byte*>(base) + offset;
+  }
+
+  std::shared_ptr<State> group_;
+};
+static_assert(communicator<NcclComm> && native_reductions<NcclComm>);
+
+}  // namespace pleat::inline v0
+
+#include <pleat/nccl/comm_setup.hpp>  // create, borrow, split, all_gather_host
