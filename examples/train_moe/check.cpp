@@ -85,20 +85,19 @@ Reference::Reference(const Options& mesh_options, const Text& text, RoutingRecor
       trainer_(groups_of(comms_), options_of(mesh_options), text, &follower_) {}
 
 void Reference::compare_step(int step, const Book& parameters, const Book& gradients, const StepReport& mesh) {
+  auto& own = trainer_.parameters();
   std::vector<double> values;
-  for_each_parameter(trainer_,
-                     [&](int unit, int param, std::int64_t first, std::int64_t elems, const std::string& name) {
-                       const std::int64_t all = trainer_.elems(unit, param);
-                       values.resize(static_cast<std::size_t>(all));
-                       const std::vector<double>& page = parameters.at(name);
-                       std::copy_n(page.begin(), elems, values.begin() + first);
-                       if (first + elems == all) trainer_.load(unit, param, values.data());
-                     });
+  for_each_parameter(own, [&](int unit, int param, std::int64_t first, std::int64_t elems, const std::string& name) {
+    const std::int64_t all = own.elems(unit, param);
+    values.resize(static_cast<std::size_t>(all));
+    const std::vector<double>& page = parameters.at(name);
+    std::copy_n(page.begin(), elems, values.begin() + first);
+    if (first + elems == all) own.load(unit, param, values.data());
+  });
   differences_.compare(mesh, trainer_.compute_gradients(step));
-  Book own;
-  write_book(trainer_, own, [&](int unit, int param, double* out) { trainer_.export_gradient(unit, param, out); });
-  for (const auto& [name, reference] : own.pages()) differences_.compare(name, gradients.at(name), reference);
-  trainer_.discard_gradients();
+  Book reference;
+  write_gradients(trainer_, reference);
+  for (const auto& [name, page] : reference.pages()) differences_.compare(name, gradients.at(name), page);
 }
 
 }  // namespace train_moe

@@ -30,21 +30,21 @@ class Book {
   std::map<std::string, std::vector<double>> pages_;
 };
 
-/// Calls `f(unit, param, first, elems, name)` for every parameter that a trainer's rank holds, each expert's on its
+/// Calls `f(unit, param, first, elems, name)` for every parameter that a rank holds, each expert's on its
 /// own: elements [first, first + elems) of what `load` and the exports see.
-template <class TrainerType, class F>
-void for_each_parameter(const TrainerType& trainer, F f) {
-  for (int unit = 0; unit < static_cast<int>(trainer.units().size()); ++unit) {
-    const pleat::fsdp::UnitSpec& spec = trainer.units()[static_cast<std::size_t>(unit)];
+template <class ParametersType, class F>
+void for_each_parameter(const ParametersType& parameters, F f) {
+  for (int unit = 0; unit < static_cast<int>(parameters.units().size()); ++unit) {
+    const pleat::fsdp::UnitSpec& spec = parameters.units()[static_cast<std::size_t>(unit)];
     for (int param = 0; param < static_cast<int>(spec.params.size()); ++param) {
-      const std::int64_t elems = trainer.elems(unit, param);
+      const std::int64_t elems = parameters.elems(unit, param);
       if (spec.kind == pleat::Param::dense) {
         f(unit, param, std::int64_t{0}, elems, parameter_name(spec, param));
         continue;
       }
-      const std::int64_t one = elems / trainer.local_experts();
-      for (int e = 0; e < trainer.local_experts(); ++e) {
-        f(unit, param, e * one, one, parameter_name(spec, param, trainer.first_expert() + e));
+      const std::int64_t one = elems / parameters.local_experts();
+      for (int e = 0; e < parameters.local_experts(); ++e) {
+        f(unit, param, e * one, one, parameter_name(spec, param, parameters.first_expert() + e));
       }
     }
   }
@@ -53,19 +53,28 @@ void for_each_parameter(const TrainerType& trainer, F f) {
 /// Writes a mesh's parameters or gradients into `book`; collective, `export_one(unit, param, out)` is what each rank
 /// calls. One rank of the mesh writes each page.
 template <class TrainerType, class Export>
-void write_book(const TrainerType& trainer, Book& book, Export export_one) {
+void write_book(TrainerType& trainer, Book& book, Export export_one) {
   const pleat::Coordinate& me = trainer.groups().me;
+  const auto& parameters = trainer.parameters();
   std::vector<typename TrainerType::A> values;
-  for_each_parameter(trainer,
-                     [&](int unit, int param, std::int64_t first, std::int64_t elems, const std::string& name) {
-                       if (first == 0) {
-                         values.resize(static_cast<std::size_t>(trainer.elems(unit, param)));
-                         export_one(unit, param, values.data());
-                       }
-                       const bool dense = trainer.units()[static_cast<std::size_t>(unit)].kind == pleat::Param::dense;
-                       const bool writes = dense ? me.dp == 0 && me.cp == 0 : me.expert_dp == 0;
-                       if (writes) book.put(name, values.data() + first, elems);
-                     });
+  for_each_parameter(
+      parameters, [&](int unit, int param, std::int64_t first, std::int64_t elems, const std::string& name) {
+        if (first == 0) {
+          values.resize(static_cast<std::size_t>(parameters.elems(unit, param)));
+          export_one(unit, param, values.data());
+        }
+        const bool dense = parameters.units()[static_cast<std::size_t>(unit)].kind == pleat::Param::dense;
+        const bool writes = dense ? me.dp == 0 && me.cp == 0 : me.expert_dp == 0;
+        if (writes) book.put(name, values.data() + first, elems);
+      });
+}
+template <class TrainerType>
+void write_parameters(TrainerType& trainer, Book& book) {
+  write_book(trainer, book, [&](int u, int p, auto* out) { trainer.parameters().export_parameter(u, p, out); });
+}
+template <class TrainerType>
+void write_gradients(TrainerType& trainer, Book& book) {
+  write_book(trainer, book, [&](int u, int p, auto* out) { trainer.parameters().export_gradient(u, p, out); });
 }
 
 /// The experts that every token of a step took on the mesh.

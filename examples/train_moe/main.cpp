@@ -67,8 +67,8 @@ void train(const Mesh& mesh, pleat::ThreadComm& world, Run& run) {
     }
     const StepReport report = trainer.compute_gradients(step);
     if (o.check) {
-      write_book(trainer, run.parameters, [&](int u, int p, auto* out) { trainer.export_parameter(u, p, out); });
-      write_book(trainer, run.gradients, [&](int u, int p, auto* out) { trainer.export_gradient(u, p, out); });
+      write_parameters(trainer, run.parameters);
+      write_gradients(trainer, run.gradients);
     }
     trainer.update(step);
     world.barrier();

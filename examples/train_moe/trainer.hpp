@@ -1,40 +1,18 @@
 // The step loop of one rank: forward and backward of every micro-batch over the units, one division, one update.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
-#include <pleat/fsdp.hpp>
 #include <pleat/optim.hpp>
 
 #include "attention_block.hpp"
 #include "data.hpp"
 #include "expert_block.hpp"
+#include "groups.hpp"
 #include "options.hpp"
-#include "units.hpp"
+#include "parameters.hpp"
 
 namespace train_moe {
-
-/// The groups of one rank, whatever type its mesh has.
-template <class Comm>
-struct Groups {
-  pleat::RuntimeMesh mesh;
-  pleat::Coordinate me;
-  pleat::GroupComm<Comm> world, stage, cp, ep;
-  pleat::fsdp::Groups<Comm> shards;
-};
-template <pleat::folded_mesh Mesh, class Comm>
-Groups<Comm> groups_of(const pleat::MeshComms<Mesh, Comm>& comms) {
-  using pleat::Axis;
-  const Mesh& m = comms.mesh();
-  return {m,
-          pleat::coordinate(m, comms.world().rank()),
-          comms.world(),
-          comms.template get<Axis::dp, Axis::cp>(),
-          comms.template get<Axis::cp>(),
-          comms.template get<Axis::ep>(),
-          pleat::fsdp::groups_of(comms)};
-}
 
 /// What a step did; the same on every rank.
 struct StepReport {
@@ -60,10 +38,8 @@ class Trainer {
         groups_(groups),
         data_(text, options, groups.mesh.dp, groups.me.dp, groups.mesh.cp, groups.me.cp),
         watch_(watch),
-        units_{options.model.layers},
-        specs_(make_units(options.model, options.model.experts / groups.mesh.ep)) {
+        units_{options.model.layers} {
     bind();
-    initialize();
   }
 
   /// Forward and backward of all micro-batches of a step, counted from 0: leaves the gradients, summed over the mesh,
@@ -71,10 +47,10 @@ class Trainer {
   StepReport compute_gradients(int step) {
     start_step();
     for (int i = 0; i < options_.micro_batches(); ++i) run_micro_batch(data_.micro_batch(step, i));
-    shards_->finish_gradients(shard_streams());
+    parameters_->finish_gradients();
     experts_->end_step(streams());
     pleat::all_reduce_ordered(groups_.stage, balance_, 1, pleat::DType::f64, sum_scratch_, stream_);
-    scale_ = norm_->run(shards_->shards(), sums_, options_.clip, stream_);
+    scale_ = norm_->run(parameters_->shards(), sums_, options_.clip, stream_);
     const auto scale = Backend::read(scale_, stream_);
     pleat::optim::check(scale);
     return {scale.loss, Backend::read(balance_, stream_), scale.norm, learning_rate(step),
@@ -83,60 +59,30 @@ class Trainer {
 
   /// Applies the gradients of `compute_gradients(step)`.
   void update(int step) {
-    adamw_->step(shards_->shards(), scale_, learning_rate(step), stream_);
-    shards_->weights_changed(shard_streams());
+    adamw_->step(parameters_->shards(), scale_, learning_rate(step), stream_);
+    parameters_->changed();
   }
 
-  /// Forgets them instead.
-  void discard_gradients() { shards_->weights_changed(shard_streams()); }
-
-  const std::vector<pleat::fsdp::UnitSpec>& units() const { return specs_; }
-  int first_expert() const { return groups_.me.ep * local_experts(); }
-  int local_experts() const { return options_.model.experts / groups_.mesh.ep; }
+  Parameters<Backend, T>& parameters() { return *parameters_; }
   const Groups<Comm>& groups() const { return groups_; }
-  const DataMap& data() const { return data_; }
-
-  /// The whole parameter, and its whole gradient after `compute_gradients`, in `out` of the accumulator dtype: what
-  /// this rank's ep coordinate holds of it. Collective over its shard group.
-  void export_parameter(int unit, int param, A* out) {
-    shards_->export_master(unit, param, whole(unit, param, out), shard_streams());
-  }
-  void export_gradient(int unit, int param, A* out) {
-    shards_->export_gradient(unit, param, whole(unit, param, out), shard_streams());
-  }
-  /// Sets a parameter from all values of what this rank's ep coordinate holds of it.
-  void load(int unit, int param, const A* values) {
-    shards_->load(unit, param, whole(unit, param, const_cast<A*>(values)), shard_streams());
-  }
-  /// Elements of a parameter as `load` and `export_parameter` see it.
-  std::int64_t elems(int unit, int param) const {
-    const pleat::fsdp::ParamSpec& spec = spec_of(unit, param);
-    std::int64_t product = std::max<std::int64_t>(spec.experts, 1);
-    for (const std::int64_t extent : spec.shape) product *= extent;
-    return product;
-  }
 
  private:
   using Executor = typename Backend::Executor;
   using Arena = typename Backend::Arena;
-  using Shards = pleat::fsdp::Sharder<Executor, Comm, Arena>;
 
   void bind() {
     const pleat::RuntimeMesh& mesh = groups_.mesh;
     auto attention = Attention::plan(options_, data_.sequences(), mesh.cp, groups_.me.cp);
     const int balance_ranks = balance_group().size();
     auto experts = Experts::plan(options_, data_.sequences(), attention.tokens(), mesh.ep, balance_ranks);
-    pleat::fsdp::Options sharding;
-    sharding.compute = pleat::dtype_of<T>;
-    sharding.transport = options_.transport;
-    sharding.prefetch = options_.prefetch;
-    const auto shards = pleat::fsdp::plan(specs_, groups_.shards.sizes(), sharding);
+    const auto parameters = Parameters<Backend, T>::plan(options_, groups_);
     const auto norm = pleat::optim::plan_step_norm(groups_.world.size());
-    const auto adamw = pleat::optim::plan_adamw(shards.layouts, shards.master, {.weight_decay = options_.weight_decay});
+    const auto adamw = pleat::optim::plan_adamw(parameters.shards.layouts, parameters.shards.master,
+                                                {.weight_decay = options_.weight_decay});
 
     arena_.emplace(groups_.stage,
-                   shards.footprint().symmetric + attention.footprint().symmetric + experts.footprint().symmetric);
-    shards_.emplace(pleat::fsdp::bind(shards, executor_, groups_.shards, memory_for(shards.footprint())));
+                   parameters.footprint().symmetric + attention.footprint().symmetric + experts.footprint().symmetric);
+    parameters_.emplace(parameters, options_, groups_, memory_for(parameters.footprint()), stream_);
     attention_.emplace(attention, groups_.cp, memory_for(attention.footprint()));
     experts_.emplace(experts, groups_.ep, balance_group(), memory_for(experts.footprint()));
     norm_.emplace(pleat::optim::bind(norm, executor_, groups_.world, memory_for(norm.footprint()).persistent));
@@ -183,29 +129,12 @@ class Trainer {
     sum_scratch_ = {memory.take_bytes(sum_bytes), sum_bytes};
   }
 
-  void initialize() {
-    for (int unit = 0; unit < units_.count(); ++unit) {
-      for (int param = 0; param < static_cast<int>(specs_[static_cast<std::size_t>(unit)].params.size()); ++param) {
-        const pleat::fsdp::ParamSpec& spec = spec_of(unit, param);
-        std::vector<A> values;
-        for (std::int64_t e = 0; e < std::max<std::int64_t>(spec.experts, 1); ++e) {
-          const int expert = spec.experts == 0 ? -1 : first_expert() + static_cast<int>(e);
-          const auto part = initial_values(parameter_name(specs_[static_cast<std::size_t>(unit)], param, expert),
-                                           spec.shape.size() == 1,
-                                           elems(unit, param) / std::max<std::int64_t>(spec.experts, 1), options_.seed);
-          values.insert(values.end(), part.begin(), part.end());
-        }
-        load(unit, param, values.data());
-      }
-    }
-  }
-
   void start_step() {
     std::vector<int> order;
     for (int i = 0; i < options_.micro_batches(); ++i) {
       for (const int unit : units_.order()) order.push_back(unit);
     }
-    shards_->begin(order);
+    parameters_->begin(order);
     executor_.zero(sums_, sizeof(*sums_), stream_);
     executor_.zero(balance_, sizeof(*balance_), stream_);
     // Every token of a text is a target and is routed.
@@ -228,7 +157,7 @@ class Trainer {
   }
 
   void forward_embedding(const MicroBatch& batch) {
-    with_unit(units_.embedding(), [&](const auto& w) {
+    parameters_->with_unit(units_.embedding(), [&](const auto& w) {
       kernels::embed(batch.tokens.data(), w[0].template as<T>(), input(0), attention_->plan().tokens(),
                      options_.model.hidden, stream_);
     });
@@ -237,9 +166,9 @@ class Trainer {
   void forward_layer(int layer, const MicroBatch& batch) {
     auto& a = attention_saved_[static_cast<std::size_t>(layer)];
     auto& e = expert_saved_[static_cast<std::size_t>(layer)];
-    with_unit(units_.attention(layer),
-              [&](const auto& w) { attention_->forward(streams(), batch.positions.data(), w, a); });
-    with_unit(units_.experts(layer), [&](const auto& w) {
+    parameters_->with_unit(units_.attention(layer),
+                           [&](const auto& w) { attention_->forward(streams(), batch.positions.data(), w, a); });
+    parameters_->with_unit(units_.experts(layer), [&](const auto& w) {
       experts_->forward(streams(), layer, batch, step_tokens_, w, a.middle, a.expert_in, a.logits, e, input(layer + 1),
                         balance_, watch_);
     });
@@ -249,14 +178,14 @@ class Trainer {
   void head(const MicroBatch& batch) {
     const auto& model = options_.model;
     const std::int64_t tokens = attention_->plan().tokens(), hidden = model.hidden, classes = model.vocabulary;
-    with_unit(units_.head(), [&](const auto& w) {
+    parameters_->with_unit(units_.head(), [&](const auto& w) {
       const T* norm = w[head_param::norm].template as<T>();
       const T* matrix = w[head_param::head].template as<T>();
       kernels::rms_norm(last_, norm, last_normed_, last_rms_, tokens, hidden, model.epsilon, stream_);
       kernels::linear(last_normed_, matrix, scores_, tokens, hidden, classes, false, stream_);
       kernels::cross_entropy(scores_, batch.labels.data(), &sums_->loss, tokens, classes, stream_);
       kernels::add_constant(&sums_->tokens, static_cast<double>(tokens), stream_);
-      auto gradient = shards_->gradient(units_.head(), shard_streams());
+      auto gradient = parameters_->gradient(units_.head());
       const auto [dmatrix, add_matrix] = gradient.write(head_param::head);
       kernels::linear_backward(scores_, last_normed_, matrix, gradient_, false, dmatrix.template as<A>(), add_matrix,
                                tokens, hidden, classes, stream_);
@@ -264,37 +193,30 @@ class Trainer {
       kernels::rms_norm_backward(gradient_, last_, norm, last_rms_, gradient_, false, dnorm.template as<A>(), add_norm,
                                  tokens, hidden, stream_);
     });
-    shards_->reduce(units_.head(), shard_streams());
+    parameters_->reduce(units_.head());
   }
 
   /// `gradient_` is of the layer's output on entry and of its input on return.
   void backward_layer(int layer, const MicroBatch& batch) {
     auto& a = attention_saved_[static_cast<std::size_t>(layer)];
     auto& e = expert_saved_[static_cast<std::size_t>(layer)];
-    with_unit(units_.experts(layer), [&](const auto& w) {
-      auto gradient = shards_->gradient(units_.experts(layer), shard_streams());
+    parameters_->with_unit(units_.experts(layer), [&](const auto& w) {
+      auto gradient = parameters_->gradient(units_.experts(layer));
       experts_->backward(streams(), gradient_, w, gradient, a.logits, e, dexpert_in_, dlogits_);
     });
-    shards_->reduce(units_.experts(layer), shard_streams());
-    with_unit(units_.attention(layer), [&](const auto& w) {
-      auto gradient = shards_->gradient(units_.attention(layer), shard_streams());
+    parameters_->reduce(units_.experts(layer));
+    parameters_->with_unit(units_.attention(layer), [&](const auto& w) {
+      auto gradient = parameters_->gradient(units_.attention(layer));
       attention_->backward(streams(), batch.positions.data(), w, gradient, a, gradient_, dexpert_in_, dlogits_);
     });
-    shards_->reduce(units_.attention(layer), shard_streams());
+    parameters_->reduce(units_.attention(layer));
   }
 
   void backward_embedding(const MicroBatch& batch) {
-    auto gradient = shards_->gradient(units_.embedding(), shard_streams());
+    auto gradient = parameters_->gradient(units_.embedding());
     kernels::embed_backward(batch.tokens.data(), gradient_, gradient.add_to(0).template as<A>(),
                             attention_->plan().tokens(), options_.model.hidden, stream_);
-    shards_->reduce(units_.embedding(), shard_streams());
-  }
-
-  /// Gathers a unit for the time of `use(view)`.
-  template <class F>
-  void with_unit(int unit, F use) {
-    use(shards_->acquire(unit, shard_streams()));
-    shards_->release(unit, shard_streams());
+    parameters_->reduce(units_.embedding());
   }
 
   double learning_rate(int step) const {
@@ -303,33 +225,18 @@ class Trainer {
     return options_.warmup_from + share * (options_.learning_rate - options_.warmup_from);
   }
 
-  const pleat::fsdp::ParamSpec& spec_of(int unit, int param) const {
-    return specs_[static_cast<std::size_t>(unit)].params[static_cast<std::size_t>(param)];
-  }
-  pleat::TensorRef whole(int unit, int param, A* data) const {
-    const pleat::fsdp::ParamSpec& spec = spec_of(unit, param);
-    pleat::TensorRef tensor = Backend::tensor(data, {});
-    std::vector<std::int64_t> extents(spec.shape);
-    if (spec.experts != 0) extents.insert(extents.begin(), spec.experts);
-    std::int64_t stride = elems(unit, param);
-    for (const std::int64_t extent : extents) tensor.push_extent(extent, stride /= extent);
-    return tensor;
-  }
-
   pleat::Streams<typename Backend::Stream> streams() const { return {stream_, stream_}; }
-  pleat::fsdp::Streams<typename Backend::Stream> shard_streams() const { return {stream_, stream_, stream_}; }
 
   Options options_;
   Groups<Comm> groups_;
   DataMap data_;
   RoutingWatch* watch_;
   UnitIndex units_;
-  std::vector<pleat::fsdp::UnitSpec> specs_;
   Executor executor_;
   typename Backend::Stream stream_;
   std::vector<typename Backend::Buffer> buffers_;
   std::optional<Arena> arena_;
-  std::optional<Shards> shards_;
+  std::optional<Parameters<Backend, T>> parameters_;
   std::optional<Attention> attention_;
   std::optional<Experts> experts_;
   std::optional<pleat::optim::StepNorm<Executor, Comm>> norm_;

@@ -50,6 +50,8 @@ def within(target, names):
 def allowed_from(parts):
     """What a header at these path parts below include/pleat may include of pleat, apart from version.hpp."""
     area = parts[0]
+    if parts == ("pleat.hpp",):  # the umbrella of the umbrellas
+        return [f"{name}.hpp" for name in ARROWS if name not in BACKENDS + ["detail"]] + list(ARROWS)
     if len(parts) == 1:  # an umbrella
         return [name for name in ARROWS if name not in BACKENDS + ["detail"]]
     leaf = parts[1] if len(parts) > 2 and parts[1] in ("host", "cuda") else None

@@ -17,9 +17,9 @@ using OneRank = Trainer<HostBackend, double>;
 using Values = std::map<std::pair<int, int>, std::vector<double>>;
 
 template <class F>
-void for_each(const OneRank& trainer, F f) {
-  for (int unit = 0; unit < static_cast<int>(trainer.units().size()); ++unit) {
-    const auto params = static_cast<int>(trainer.units()[static_cast<std::size_t>(unit)].params.size());
+void for_each(OneRank& trainer, F f) {
+  for (int unit = 0; unit < static_cast<int>(trainer.parameters().units().size()); ++unit) {
+    const auto params = static_cast<int>(trainer.parameters().units()[static_cast<std::size_t>(unit)].params.size());
     for (int param = 0; param < params; ++param) f(unit, param);
   }
 }
@@ -30,7 +30,7 @@ double loss_at(OneRank& trainer, const Values& values, const Values& direction, 
     std::vector<double> moved = values.at({unit, param});
     const std::vector<double>& along = direction.at({unit, param});
     for (std::size_t i = 0; i < moved.size(); ++i) moved[i] += step * along[i];
-    trainer.load(unit, param, moved.data());
+    trainer.parameters().load(unit, param, moved.data());
   });
   const StepReport report = trainer.compute_gradients(0);
   return report.loss + report.balance;
@@ -53,16 +53,16 @@ void check_gradients(const std::vector<const char*>& arguments) {
   Values values, gradient;
   for_each(trainer, [&](int unit, int param) {
     auto& v = values[{unit, param}];
-    v.resize(static_cast<std::size_t>(trainer.elems(unit, param)));
+    v.resize(static_cast<std::size_t>(trainer.parameters().elems(unit, param)));
     for (double& x : v) x = 0.3 * normal(random) + (v.size() <= 16 ? 1 : 0);
-    trainer.load(unit, param, v.data());
+    trainer.parameters().load(unit, param, v.data());
   });
   const StepReport report = trainer.compute_gradients(0);
   double squares = 0;
   for_each(trainer, [&](int unit, int param) {
     auto& g = gradient[{unit, param}];
     g.resize(values.at({unit, param}).size());
-    trainer.export_gradient(unit, param, g.data());
+    trainer.parameters().export_gradient(unit, param, g.data());
     for (double& x : g) {
       x /= static_cast<double>(report.tokens);
       squares += x * x;
@@ -84,7 +84,7 @@ void check_gradients(const std::vector<const char*>& arguments) {
     const double h = 1e-5 / std::sqrt(length / static_cast<double>(d.size()));
     const double measured =
         (loss_at(trainer, values, direction, h) - loss_at(trainer, values, direction, -h)) / (2 * h);
-    CAPTURE(parameter_name(trainer.units()[static_cast<std::size_t>(unit)], param));
+    CAPTURE(parameter_name(trainer.parameters().units()[static_cast<std::size_t>(unit)], param));
     CHECK(std::abs(measured - slope) <= 1e-6 * std::abs(slope) + 1e-8);
   });
 }

@@ -51,7 +51,6 @@ void run_steps(const Mesh& mesh, const train_moe::Options& o, RunResult& result)
       if (world.rank() == 0) result.reports.push_back(report);
       trainer.update(step);
     }
-    train_moe::write_book(trainer, result.parameters,
-                          [&](int unit, int param, auto* out) { trainer.export_parameter(unit, param, out); });
+    train_moe::write_parameters(trainer, result.parameters);
   });
 }
