@@ -34,7 +34,7 @@ TEST_CASE("strangers on rank 0's port keep nobody from meeting") {
   const int port = free_port();
   const auto endings = run_processes(5, [&](int process) {
     if (process < 2) {
-      ::usleep(100000);
+      ::usleep(process == 0 ? 100000 : 400000);  // the strangers come first
       pleat::Job job(pleat::rendezvous(environment_of(process, 2, port), 10s), 10s);
       job.meet(first_ranks(2), 20);
       ::usleep(100000);
@@ -54,10 +54,11 @@ TEST_CASE("strangers on rank 0's port keep nobody from meeting") {
       }
       const std::string nonsense(300, process == 3 ? 'n' : ' ');
       if (process == 3) (void)!::send(socket.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL);
-      ::usleep(300000);
+      ::usleep(3000000);
     }
   });
   for (const Ending& ending : endings) CHECK_MESSAGE(ending.text == "returned", ending.text);
+  CHECK(endings[0].after < 2500ms);
 }
 
 TEST_CASE("[C25]: who does not come is named, by rank 0 and to the others") {
