@@ -164,6 +164,7 @@ class NcclArena {
       const auto status = static_cast<ncclResult_t>(statuses[static_cast<std::size_t>(r)]);
       if (status == ncclSuccess) continue;
       if (allocated == ncclSuccess) (void)ncclMemFree(block_->data);
+      (void)cudaGetLastError();  // it is reported here
       fail<comm_error>("pleat[C26]: rank ", ranks_[r], " cannot allocate the ", block_bytes(channels),
                        " bytes of its part of the arena: ", ncclGetErrorString(status));
     }

@@ -27,9 +27,7 @@ class NcclRank {
   NcclRank(const NcclRank&) = delete;
   NcclRank& operator=(const NcclRank&) = delete;
   ~NcclRank() {
-    for (const ncclComm_t comm : orphans_) {
-      if (comm != nullptr) (void)ncclCommDestroy(comm);
-    }
+    for (const ncclComm_t comm : orphans_) destroy(comm);
   }
 
   Job& job() { return job_; }
@@ -37,6 +35,14 @@ class NcclRank {
   /// `*comm` is null, or a communicator to abort when the job ends; it is null afterwards.
   void own(ncclComm_t* comm) { owned_.push_back(comm); }
   void disown(ncclComm_t* comm) noexcept { std::erase(owned_, comm); }
+  /// Destroys a communicator whose work is done; null is none.
+  static void destroy(ncclComm_t comm) noexcept {
+    ncclResult_t status = ncclSuccess;
+    if (comm == nullptr) return;
+    // ncclCommDestroy refuses a communicator that has seen an error.
+    const bool is_good = ncclCommGetAsyncError(comm, &status) == ncclSuccess && status == ncclSuccess;
+    (void)(is_good ? ncclCommDestroy(comm) : ncclCommAbort(comm));
+  }
   /// Takes a communicator over, whose owner cannot wait for its work.
   void adopt(ncclComm_t comm) {
     orphans_.push_back(comm);
@@ -171,10 +177,14 @@ struct NcclGroup {
   ~NcclGroup() {
     const bool is_unwinding = std::uncaught_exceptions() > exceptions;
     if (is_unwinding && is_world) job().fail("an exception left its communicator");
+    try {
+      job().check();  // when somebody has failed, this aborts what would be destroyed
+    } catch (...) {   // there is nobody left to tell
+    }
     owner->disown(&comm);
     if (!is_owned && job().has_failed()) leak(std::move(barrier_word));
     if (!is_owned || comm == nullptr) return;
-    is_unwinding ? owner->adopt(comm) : (void)ncclCommDestroy(comm);
+    is_unwinding ? owner->adopt(comm) : NcclRank::destroy(comm);
   }
 
   int size() const { return static_cast<int>(members.size()); }
