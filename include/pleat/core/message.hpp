@@ -64,6 +64,14 @@ class Message {
   int size_ = 0;
 };
 
+// Most parts of an error text; as functions of their own they spare an instantiation for every length of a literal.
+constexpr void append_part(Message& message, const char* text) {
+  message.append(text);
+}
+constexpr void append_part(Message& message, int value) {
+  message.append(value);
+}
+
 /// Anything with `append_to(Message&, const T&)` found by argument-dependent lookup is a part of an error text as well.
 template <class T>
 constexpr void append_part(Message& message, const T& part) {
