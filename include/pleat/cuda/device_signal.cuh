@@ -1,0 +1,74 @@
+// Signals and a barrier inside kernels, between the same CTAs of all ranks.
+#pragma once
+
+#include <pleat/cuda/device_signals.hpp>
+
+namespace pleat::inline v0 {
+
+namespace detail {
+/// What the thread has written or seen before is visible, on every GPU, to whoever sees the value.
+__device__ __forceinline__ void store_release(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ std::uint64_t load_acquire(const std::uint64_t* word) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ std::uint64_t global_time_ns() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+__device__ __forceinline__ std::uint64_t next_count(std::uint64_t* counts, const DeviceSignals& signals, int peer,
+                                                    int slot) {
+  return ++counts[static_cast<std::size_t>(slot) * static_cast<std::size_t>(signals.ranks) +
+                  static_cast<std::size_t>(peer)];
+}
+}  // namespace detail
+
+/// One more signal to the peer on the slot, by the calling thread: releases what it has written, and what others have
+/// written before a barrier with it.
+__device__ inline void device_signal(const DeviceSignals& signals, int peer, int slot) {
+  detail::store_release(signals.links[peer].outgoing + static_cast<std::ptrdiff_t>(slot) * signals.slot_stride,
+                        detail::next_count(signals.sent, signals, peer, slot));
+}
+
+/// Waits, in the calling thread, for the next signal of the peer on the slot, and acquires what it released. False once
+/// any wait of the operation has timed out: the kernel then ends, its results are undefined, its status word tells.
+__device__ inline bool device_await(const DeviceSignals& signals, int peer, int slot) {
+  const std::uint64_t* const word =
+      signals.links[peer].incoming + static_cast<std::ptrdiff_t>(slot) * signals.slot_stride;
+  const std::uint64_t wanted = detail::next_count(signals.awaited, signals, peer, slot);
+  if (ends_wait(detail::load_acquire(word), wanted)) return true;
+  const std::uint64_t start = detail::global_time_ns();
+  while (!ends_wait(detail::load_acquire(word), wanted)) {
+    if (*static_cast<volatile std::uint64_t*>(signals.status) != 0) return false;
+    if (detail::global_time_ns() - start > signals.timeout_ns) {
+      atomicCAS(reinterpret_cast<unsigned long long*>(signals.status), 0ULL,
+                static_cast<unsigned long long>(DeviceTimeout{signals.rank, peer, slot}.packed()));
+      return false;
+    }
+  }
+  return true;
+}
+
+/// No thread of this CTA passes before the CTA of the same slot has arrived on every rank; called by all threads of the
+/// CTA, whose x extent is counted only. Orders what this CTA and those wrote before (all of it, in both directions: a
+/// peer's reads before, this CTA's writes after), not what other CTAs of this grid did: for these, the next kernel.
+/// False, for all threads, after a time-out. All CTAs of the grid must be resident: `require_resident`.
+__device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
+  __syncthreads();
+  const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  const bool takes_part = threadIdx.y == 0 && threadIdx.z == 0;
+  bool has_met = true;
+  for (int peer = first; takes_part && peer < signals.ranks; peer += step) {
+    if (peer != signals.rank) device_signal(signals, peer, slot);
+  }
+  for (int peer = first; takes_part && peer < signals.ranks; peer += step) {
+    if (peer != signals.rank) has_met = device_await(signals, peer, slot) && has_met;
+  }
+  return __syncthreads_and(has_met) != 0;
+}
+
+}  // namespace pleat::inline v0

@@ -1,0 +1,86 @@
+// MappedPeers: peer access of ranks with a GPU each, whose memory is mapped: in one process or across processes.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <pleat/cuda/executor.hpp>
+#include <pleat/cuda/signal_board.hpp>
+
+namespace pleat::inline v0 {
+
+/// What a group's window consists of, as mapped into this process, in the group's order.
+struct MappedWindow {
+  std::vector<int> members;           // ranks of the arena
+  std::vector<std::byte*> bases;      // each member's range of the window
+  std::vector<std::uint64_t*> flags;  // the start of each member's flag area
+  int channels;
+};
+
+/// A window on mapped memory; see peer_access.hpp. Signals are writes of a stream to the peer's flags, awaits are waits
+/// of a stream on the own ones (signal_protocol.hpp). Both may be captured in a graph, by all ranks alike. A wait
+/// occupies its hardware queue: enqueue it after all work, on any rank, that its signal depends on. Every rank needs a
+/// GPU of its own. Failures surface in SignalBoard::wait. Errors of signal and await: C20.
+class MappedPeers {
+ public:
+  using device_type = cuda_device;
+  using stream_type = cudaStream_t;
+
+  /// The windows of an arena are made in the same order on all its ranks.
+  MappedPeers(std::shared_ptr<SignalBoard> board, MappedWindow window)
+      : board_(std::move(board)),
+        window_(std::move(window)),
+        writers_(window_.members.size() * static_cast<std::size_t>(window_.channels)),
+        first_channel_(board_->open(window_.channels)) {
+    while (window_.members[static_cast<std::size_t>(rank_)] != board_->rank()) ++rank_;
+  }
+  // A copy would count its signals on its own.
+  MappedPeers(MappedPeers&&) noexcept = default;
+  MappedPeers& operator=(MappedPeers&&) noexcept = default;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(window_.members.size()); }
+  std::byte* base(int peer) const { return window_.bases[static_cast<std::size_t>(peer)]; }
+
+  void signal(int peer, int channel, cudaStream_t s) {
+    SignalWriter& writer = writers_[static_cast<std::size_t>(peer * window_.channels + channel)];
+    board_->driver().write(s, outgoing(peer, channel), writer.next());
+  }
+  void await(int peer, int channel, cudaStream_t s) {
+    const std::size_t word = word_of(member(peer), channel);
+    const SignalWait wait = board_->waiter(word).next(is_capturing(s));
+    if (wait.takes) {
+      board_->driver().wait_and_write(s, board_->flag(word), wait.at_least, signal_value::taken);
+    } else {
+      board_->driver().wait(s, board_->flag(word), wait.at_least);
+    }
+  }
+
+  /// The flag of the peer that this rank's signals write, and the own one that the peer's signals write: for kernels,
+  /// on channels that `signal` and `await` do not use.
+  std::uint64_t* outgoing(int peer, int channel) const {
+    return window_.flags[static_cast<std::size_t>(peer)] + word_of(board_->rank(), channel);
+  }
+  std::uint64_t* incoming(int peer, int channel) const { return board_->flag(word_of(member(peer), channel)); }
+  /// From such a flag to the next channel's.
+  int words_per_channel() const { return static_cast<int>(board_->layout().words(1)); }
+
+ private:
+  int member(int peer) const { return window_.members[static_cast<std::size_t>(peer)]; }
+  std::size_t word_of(int source, int channel) const { return board_->layout().word(source, first_channel_ + channel); }
+  static bool is_capturing(cudaStream_t s) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(s, &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  std::shared_ptr<SignalBoard> board_;
+  MappedWindow window_;
+  std::vector<SignalWriter> writers_;  // [peer, channel]
+  int first_channel_;
+  int rank_ = 0;
+};
+static_assert(peer_access<MappedPeers>);
+
+}  // namespace pleat::inline v0
