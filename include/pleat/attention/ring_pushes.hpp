@@ -17,10 +17,13 @@ template <executor Executor, peer_access Peers>
 class RingPushes : public RingSide<Executor> {
   using Base = RingSide<Executor>;
   using Base::slot_of, Base::owner, Base::cp, Base::rank_, Base::work_, Base::executor_, Base::slots_, Base::plan_;
-  enum Channel : int { block_free, block_full, sum_free, sum_full };
+  enum Channel : int { block_free, block_full, first_of_sums };
+  // A slot of sums has credits of its own: sums of two steps may be under way to the same rank.
+  static constexpr int sum_free(int step) { return first_of_sums + 2 * slot_of(step); }
+  static constexpr int sum_full(int step) { return sum_free(step) + 1; }
 
  public:
-  static constexpr int channels = 4;
+  static constexpr int channels = first_of_sums + 2 * Slots::count;
   using typename Base::StreamPair;
 
   RingPushes(std::shared_ptr<const Plan> plan, const Executor& executor, Peers peers, typename Base::stream_type s)
@@ -31,7 +34,7 @@ class RingPushes : public RingSide<Executor> {
     for (int step = 1; step <= std::min(Slots::count, cp() - 1); ++step) {
       peers_.signal(plan_->work.owner(rank_, step), block_free, s);
     }
-    peers_.signal(this->previous(), sum_free, s);
+    peers_.signal(this->previous(), sum_free(2), s);
   }
 
   void post(int step, const StreamPair& s) {
@@ -51,17 +54,17 @@ class RingPushes : public RingSide<Executor> {
   }
 
   KeyValueBlock sums(int step, const StreamPair& s) {
-    if (step > 1) peers_.await(this->previous(), sum_full, s.compute);
+    if (step > 1) peers_.await(this->previous(), sum_full(step), s.compute);
     return this->sums_in(slots_, step, owner(step));
   }
   void pass(int step, const StreamPair& s) {
     executor_.record(computed_, s.compute);
     executor_.wait(s.comm, computed_);
     const TokenSpan rows = work_->summed_keys(owner(step), step);
-    peers_.await(this->next(), sum_free, s.comm);
+    peers_.await(this->next(), sum_free(step + 1), s.comm);
     this->copy(rows_of(this->sums_in(slots_of(this->next()), step + 1, owner(step)), rows),
                rows_of(this->sums_in(slots_, step, owner(step)), rows), s.comm);
-    peers_.signal(this->next(), sum_full, s.comm);
+    peers_.signal(this->next(), sum_full(step + 1), s.comm);
     free_sums(step, s.comm);
   }
   void drop_sums(const StreamPair& s) { free_sums(cp(), s.compute); }
@@ -78,7 +81,7 @@ class RingPushes : public RingSide<Executor> {
 
   /// The slot of `step` is next written by the previous rank, unless the next to write it is step 1 of the next call.
   void free_sums(int step, typename Base::stream_type s) {
-    if (step + Slots::count <= cp() || first_with_slot_of(step) > 1) peers_.signal(this->previous(), sum_free, s);
+    if (step + Slots::count <= cp() || first_with_slot_of(step) > 1) peers_.signal(this->previous(), sum_free(step), s);
   }
 
   Peers peers_;

@@ -1,0 +1,265 @@
+// The leaves of core_leaf on CUDA: cast-copy, sums in rank order and sums of squares at memory speed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include <pleat/core/dtype.hpp>
+#include <pleat/core/executor.hpp>
+#include <pleat/cuda/executor.hpp>
+#include <pleat/cuda/kernel.hpp>
+
+namespace pleat::inline v0 {
+
+namespace detail {
+
+/// `Width` consecutive elements, moved as one or two 16-byte words when aligned.
+template <class T, int Width>
+struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) Pack {
+  T elem[Width];
+};
+
+inline constexpr int leaf_threads = 512;
+/// Elements each thread of an element-wise leaf works on, for types of at most `bytes` bytes.
+constexpr int pack_width(std::size_t bytes) {
+  return static_cast<int>(16 / bytes);
+}
+
+/// CTAs for `packs` packs: no more than fill the largest chips twice.
+inline unsigned leaf_grid(std::size_t packs) {
+  constexpr std::size_t most = 1024;
+  const std::size_t needed = (packs + leaf_threads - 1) / leaf_threads;
+  return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, most));
+}
+
+template <class T>
+bool is_packable(const void* data, int width) {
+  return reinterpret_cast<std::uintptr_t>(data) %
+             std::min<std::size_t>(16, sizeof(T) * static_cast<std::size_t>(width)) ==
+         0;
+}
+
+template <class Out, class In, int Width>
+PLEAT_KERNEL void __launch_bounds__(leaf_threads) cast_copy_kernel(Out* out, const In* in, std::size_t packs) {
+  const std::size_t step = static_cast<std::size_t>(gridDim.x) * leaf_threads;
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x; i < packs; i += step) {
+    const Pack<In, Width> from = reinterpret_cast<const Pack<In, Width>*>(in)[i];
+    Pack<Out, Width> to;
+#pragma unroll
+    for (int k = 0; k < Width; ++k) to.elem[k] = static_cast<Out>(from.elem[k]);
+    reinterpret_cast<Pack<Out, Width>*>(out)[i] = to;
+  }
+}
+
+/// Where the terms of a sum over ranks lie: a table, or equally spaced.
+struct RankParts {
+  static constexpr int most_scattered = 256;
+  const void* part[most_scattered];
+  std::ptrdiff_t spacing_bytes;  // used instead of the table when not 0
+  int count;
+
+  __device__ const void* operator[](int r) const {
+    return spacing_bytes == 0 ? part[r] : static_cast<const std::byte*>(part[0]) + r * spacing_bytes;
+  }
+};
+
+/// One thread adds `Batch` packs at a time; the next rank's loads are in flight while this rank's are added.
+template <class Out, class Part, int Width, int Batch>
+PLEAT_KERNEL void __launch_bounds__(leaf_threads)
+    sum_ranks_kernel(Out* out, const __grid_constant__ RankParts parts, std::size_t packs, bool accumulate) {
+  using Sum = std::common_type_t<accumulator_t<Out>, accumulator_t<Part>>;
+  const std::size_t step = static_cast<std::size_t>(gridDim.x) * leaf_threads;
+  const std::size_t start = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x;
+  for (std::size_t first = start; first < packs; first += step * Batch) {
+    Pack<Part, Width> next[Batch];
+    const auto load = [&](int r) {
+      const auto* from = static_cast<const Pack<Part, Width>*>(parts[r]);
+#pragma unroll
+      for (int b = 0; b < Batch; ++b) {
+        if (first + b * step < packs) next[b] = from[first + b * step];
+      }
+    };
+    Sum sum[Batch][Width];
+#pragma unroll
+    for (int b = 0; b < Batch; ++b) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) sum[b][k] = 0;
+    }
+    load(0);
+    for (int r = 0; r < parts.count; ++r) {
+      Pack<Part, Width> term[Batch];
+#pragma unroll
+      for (int b = 0; b < Batch; ++b) term[b] = next[b];
+      if (r + 1 < parts.count) load(r + 1);
+#pragma unroll
+      for (int b = 0; b < Batch; ++b) {
+#pragma unroll
+        for (int k = 0; k < Width; ++k) sum[b][k] += static_cast<Sum>(term[b].elem[k]);
+      }
+    }
+    auto* to = reinterpret_cast<Pack<Out, Width>*>(out);
+#pragma unroll
+    for (int b = 0; b < Batch; ++b) {
+      if (first + b * step >= packs) continue;
+      Pack<Out, Width> result;
+      if (accumulate) result = to[first + b * step];
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        result.elem[k] = static_cast<Out>(accumulate ? static_cast<Sum>(result.elem[k]) + sum[b][k] : sum[b][k]);
+      }
+      to[first + b * step] = result;
+    }
+  }
+}
+
+inline constexpr int square_partials = 512;
+
+/// The sum of a CTA's values in a fixed order; the result is thread 0's.
+inline __device__ double sum_of_block(double value) {
+  __shared__ double part[leaf_threads / 32];
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffffu, value, distance);
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+  if (threadIdx.x == 0) {
+    for (const double p : part) value += p;
+  }
+  return value;
+}
+
+/// The grid has `square_partials` CTAs whatever the device, so that the order of the sum, and its bits, are its own.
+template <class T, int Width>
+PLEAT_KERNEL void __launch_bounds__(leaf_threads) square_kernel(double* partials, const T* in, std::size_t packs) {
+  double sum = 0;
+  const std::size_t step = static_cast<std::size_t>(square_partials) * leaf_threads;
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x; i < packs; i += step) {
+    const Pack<T, Width> values = reinterpret_cast<const Pack<T, Width>*>(in)[i];
+#pragma unroll
+    for (int k = 0; k < Width; ++k) {
+      const double value = static_cast<double>(values.elem[k]);
+      sum += value * value;
+    }
+  }
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+template <class T>
+PLEAT_KERNEL void __launch_bounds__(leaf_threads)
+    square_total_kernel(double* out, const double* partials, const T* tail, int tail_elems, bool accumulate) {
+  static_assert(square_partials == leaf_threads);
+  double sum = sum_of_block(partials[threadIdx.x]);
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < tail_elems; ++i) sum += static_cast<double>(tail[i]) * static_cast<double>(tail[i]);
+  *out = accumulate ? *out + sum : sum;
+}
+
+}  // namespace detail
+
+/// Pointers may be peer memory. Errors: cuda_error C20; shape_error T01, T09.
+template <>
+struct core_leaf<cuda_device> {
+  static constexpr std::size_t sum_of_squares_scratch_bytes = detail::square_partials * sizeof(double);
+
+  static void cast_copy(void* out, DType out_dtype, const void* in, DType in_dtype, std::size_t elems, cudaStream_t s) {
+    if (out_dtype == in_dtype) return CudaExecutor{}.copy(out, in, elems * size_bytes(in_dtype), s);
+    dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
+      dispatch_dtype(FloatTypes{}, in_dtype, [&](auto in_type) {
+        using Out = typename decltype(out_type)::type;
+        using In = typename decltype(in_type)::type;
+        constexpr int width = detail::pack_width(std::min(sizeof(Out), sizeof(In)));
+        const bool packs = detail::is_packable<Out>(out, width) && detail::is_packable<In>(in, width);
+        const std::size_t whole = packs ? elems / width : 0;
+        if (whole != 0) launch_cast<Out, In, width>(static_cast<Out*>(out), static_cast<const In*>(in), whole, s);
+        launch_cast<Out, In, 1>(static_cast<Out*>(out) + whole * width, static_cast<const In*>(in) + whole * width,
+                                elems - whole * width, s);
+      });
+    });
+  }
+
+  /// At most 256 parts unless they are equally spaced (T09).
+  static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
+                        std::size_t elems, bool accumulate, cudaStream_t s) {
+    dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
+      dispatch_dtype(FloatTypes{}, part_dtype, [&](auto part_type) {
+        using Out = typename decltype(out_type)::type;
+        using Part = typename decltype(part_type)::type;
+        constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(Part)));
+        const bool packs = detail::is_packable<Out>(out, width) &&
+                           std::all_of(parts.begin(), parts.end(),
+                                       [](const void* part) { return detail::is_packable<Part>(part, width); });
+        const std::size_t whole = packs ? elems / width : 0;
+        if (whole != 0) launch_sum<Out, Part, width>(static_cast<Out*>(out), parts, 0, whole, accumulate, s);
+        launch_sum<Out, Part, 1>(static_cast<Out*>(out) + whole * width, parts, whole * width * sizeof(Part),
+                                 elems - whole * width, accumulate, s);
+      });
+    });
+  }
+
+  static void sum_of_squares(double* out, const void* in, DType dtype, std::size_t elems, bool accumulate,
+                             void* scratch, cudaStream_t s) {
+    dispatch_dtype(FloatTypes{}, dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      constexpr int width = detail::pack_width(sizeof(T));
+      auto* partials = static_cast<double*>(scratch);
+      const auto* values = static_cast<const T*>(in);
+      const auto launch = [&]<int Width>(std::integral_constant<int, Width>) {
+        const std::size_t packs = elems / Width;
+        detail::square_kernel<T, Width>
+            <<<detail::square_partials, detail::leaf_threads, 0, s>>>(partials, values, packs);
+        check_launch("square_kernel");
+        detail::square_total_kernel<T><<<1, detail::leaf_threads, 0, s>>>(
+            out, partials, values + packs * Width, static_cast<int>(elems - packs * Width), accumulate);
+        check_launch("square_total_kernel");
+      };
+      if (detail::is_packable<T>(in, width)) {
+        launch(std::integral_constant<int, width>{});
+      } else {
+        launch(std::integral_constant<int, 1>{});
+      }
+    });
+  }
+
+ private:
+  template <class Out, class In, int Width>
+  static void launch_cast(Out* out, const In* in, std::size_t packs, cudaStream_t s) {
+    if (packs == 0) return;
+    detail::cast_copy_kernel<Out, In, Width><<<detail::leaf_grid(packs), detail::leaf_threads, 0, s>>>(out, in, packs);
+    check_launch("cast_copy_kernel");
+  }
+
+  template <class Out, class Part, int Width>
+  static void launch_sum(Out* out, std::span<const void* const> parts, std::size_t offset_bytes, std::size_t packs,
+                         bool accumulate, cudaStream_t s) {
+    if (packs == 0) return;
+    constexpr int batch = 4;
+    const detail::RankParts table = rank_parts(parts, offset_bytes);
+    const unsigned grid = detail::leaf_grid((packs + batch - 1) / batch);
+    detail::sum_ranks_kernel<Out, Part, Width, batch>
+        <<<grid, detail::leaf_threads, 0, s>>>(out, table, packs, accumulate);
+    check_launch("sum_ranks_kernel");
+  }
+
+  static detail::RankParts rank_parts(std::span<const void* const> parts, std::size_t offset_bytes) {
+    detail::RankParts table{};
+    table.count = static_cast<int>(parts.size());
+    const auto at = [&](std::size_t r) { return static_cast<const std::byte*>(parts[r]) + offset_bytes; };
+    const std::ptrdiff_t spacing = parts.size() < 2 ? 0 : at(1) - at(0);
+    bool even = spacing != 0;
+    for (std::size_t r = 2; even && r < parts.size(); ++r) even = at(r) - at(r - 1) == spacing;
+    if (even) {
+      table.part[0] = at(0);
+      table.spacing_bytes = spacing;
+      return table;
+    }
+    if (parts.size() > detail::RankParts::most_scattered) {
+      fail<shape_error>("pleat[T09]: a sum over ", parts.size(), " parts that are not equally spaced; at most ",
+                        detail::RankParts::most_scattered);
+    }
+    for (std::size_t r = 0; r < parts.size(); ++r) table.part[r] = at(r);
+    return table;
+  }
+};
+
+}  // namespace pleat::inline v0
