@@ -114,6 +114,8 @@ class Job {
       for (std::size_t i = 0; i < swaps.size(); ++i) {
         if (!got[i]) ranks.push_back(swaps[i].peer);
       }
+      std::sort(ranks.begin(), ranks.end());
+      ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());  // a peer may be there with several tags
       return ranks;
     };
     wait_until(take, members, missing);

@@ -155,6 +155,18 @@ TEST_CASE("[C04]: without a link a deadline still ends a wait") {
       "pleat[C04]: rank 0 waited 50 ms in all_gather for rank 1, of which nothing is known without a link",
       pleat::comm_error);
 }
+TEST_CASE("[C04]: a peer that owes several messages is named once") {
+  const auto texts = run_threads(
+      2,
+      [](Job& job) {
+        job.enter("all_to_all");
+        const Job::Swap swaps[] = {{1, 30}, {1, 31}};
+        if (job.rank() == 0) job.swap(swaps, {});
+        std::this_thread::sleep_for(1s);
+      },
+      100ms);
+  CHECK_MESSAGE(contains(texts[0], "in all_to_all for rank 1, which"), texts[0]);
+}
 TEST_CASE("the end comes once, and everything throws it afterwards") {
   Job job(0, 1, 10s);
   int ends = 0;
