@@ -126,6 +126,9 @@ class Reducer {
   /// Ends a step: shards without a sum are zero, replicas are added, `compute` sees the result, and the next sums start
   /// anew.
   void finish(const Streams<stream_type>& streams) {
+    // Nothing was reduced, and `compute` may still read the shards of the step before.
+    state_->executor.record(finished_, streams.compute);
+    state_->executor.wait(streams.reduce, finished_);
     for (std::size_t u = 0; u < open_.size(); ++u) {
       const ShardMemory& shard = state_->shards[u];
       if (shard.gradient == nullptr) continue;
