@@ -7,6 +7,7 @@
 #include <pleat/attention/ring_pushes.hpp>
 #include <pleat/attention/ring_schedule.hpp>
 #include <pleat/comm/memory.hpp>
+#include <pleat/core/streams.hpp>
 #include <pleat/tensor/tensor_traits.hpp>
 
 namespace pleat::inline v0::ring {
@@ -154,11 +155,13 @@ class RingAttention {
 
 /// Binds a plan to the cp group and the memory that `plan.footprint()` asks for. No communication beyond signals in the
 /// arena; every rank of the arena binds the same operations in the same order. `group` and what `memory` names must
-/// outlive the operation. `s`: the stream on which the first credits are given.
-/// Errors: shape_error A05 (the group's size, no arena), T02 (a block too small); comm_error C08 (arena used up).
+/// outlive the operation. `s`: the stream on which the first credits are given; from then on peers write to the arena.
+/// Errors: shape_error A05 (the group's size, no arena), T02 (a block too small); comm_error C08 (arena used up);
+/// static T10 without a stream where there are several.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
-RingAttention<Executor, Comm, Arena> bind(Plan plan, const Executor& executor, const GroupComm<Comm>& group,
-                                          const Memory<Arena>& memory, typename Executor::stream_type s = {}) {
+RingAttention<Executor, Comm, Arena> bind(
+    Plan plan, const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
+    typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   return RingAttention<Executor, Comm, Arena>(std::move(plan), executor, group, memory, s);
 }
 

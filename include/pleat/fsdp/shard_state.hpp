@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <pleat/core/streams.hpp>
 #include <pleat/fsdp/plan.hpp>
 #include <pleat/fsdp/transport.hpp>
 #include <pleat/fsdp/view.hpp>
@@ -29,6 +30,8 @@ struct ShardState {
   std::array<std::unique_ptr<UnitTransport<Executor>>, 2> transports;
   std::vector<ShardMemory> shards;         // [unit]
   std::vector<std::vector<Piece>> pieces;  // [unit]
+  /// [unit]: the trainable pieces, which shards have on the device; copied from here in the order of a stream.
+  std::vector<std::vector<UpdatePiece>> update_pieces;
   std::byte* workspace = nullptr;
 
   const UnitLayout& layout(int unit) const { return plan.layouts[static_cast<std::size_t>(unit)]; }

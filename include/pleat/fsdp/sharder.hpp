@@ -59,9 +59,10 @@ class Sharder {
   using stream_type = typename Executor::stream_type;
   using streams_type = Streams<stream_type>;
 
-  Sharder(const Plan& plan, Executor executor, const Groups<Comm>& groups, const Memory<Arena>& memory)
+  /// See `bind`.
+  Sharder(const Plan& plan, Executor executor, const Groups<Comm>& groups, const Memory<Arena>& memory, stream_type s)
       : groups_(groups),
-        state_(make_state(plan, executor, groups, memory)),
+        state_(make_state(plan, executor, groups, memory, s)),
         gatherer_(*state_),
         reducer_(*state_, groups.replica) {}
 
@@ -145,7 +146,7 @@ class Sharder {
   using leaf = core_leaf<typename Executor::device_type>;
 
   static std::unique_ptr<State> make_state(const Plan& plan, Executor executor, const Groups<Comm>& groups,
-                                           const Memory<Arena>& memory) {
+                                           const Memory<Arena>& memory, stream_type s) {
     auto state = std::make_unique<State>(plan, executor);
     Carver persistent(memory.persistent);
     for (std::size_t u = 0; u < plan.layouts.size(); ++u) {
@@ -153,8 +154,9 @@ class Sharder {
       const int rank = groups.of(plan.kinds[u]).gather.rank();
       const ShardBuffers shard = plan.carve_shard(persistent, layout);
       state->pieces.push_back(layout.pieces(rank));
-      const std::vector<UpdatePiece> pieces = update_pieces(layout, state->pieces.back(), plan.sizes.replicas);
-      executor.copy(shard.pieces, pieces.data(), pieces.size() * sizeof(UpdatePiece), {});
+      state->update_pieces.push_back(update_pieces(layout, state->pieces.back(), plan.sizes.replicas));
+      const std::vector<UpdatePiece>& pieces = state->update_pieces.back();
+      executor.copy(shard.pieces, pieces.data(), pieces.size() * sizeof(UpdatePiece), s);
       state->shards.push_back({shard.master, shard.gradient, shard.compute, plan.master, plan.compute,
                                layout.shard_elems(rank), shard.pieces, static_cast<std::int64_t>(pieces.size())});
     }
@@ -244,11 +246,14 @@ class Sharder {
 
 /// Binds a plan on every rank of the groups. `memory.persistent` has footprint().persistent bytes and is borrowed as
 /// long as the operation lives, like the communicators; `memory.arena` gives the windows of the peer path and may be
-/// null off it. Masters hold nothing until each parameter is loaded. Errors: shape_error F05 when the groups have other
-/// sizes than the plan, F14 without an arena on the peer path; those of the arena.
+/// null off it. Masters hold nothing until each parameter is loaded. `s`: the stream on which bind writes; give the
+/// compute stream of the calls, or order it after `s`. Errors: shape_error F05 when the groups have other sizes than
+/// the plan, F14 without an arena on the peer path; those of the arena; static T10 without a stream where there are
+/// several.
 template <executor Executor, communicator Comm, class Arena>
 Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const Groups<Comm>& groups,
-                                    const Memory<Arena>& memory) {
+                                    const Memory<Arena>& memory,
+                                    typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   const GroupSizes sizes = groups.sizes();
   if (sizes.dense != plan.sizes.dense || sizes.expert != plan.sizes.expert || sizes.replicas != plan.sizes.replicas) {
     fail<shape_error>("pleat[F05]: the plan is for shard groups of ", plan.sizes.dense, " (dense) and ",
@@ -259,7 +264,7 @@ Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const G
     fail<shape_error>("pleat[F14]: the plan moves shards by peer access, but memory.arena is null; give an arena of ",
                       plan.footprint().symmetric, " bytes, or plan for Transport::collective");
   }
-  return {plan, executor, groups, memory};
+  return {plan, executor, groups, memory, s};
 }
 
 }  // namespace pleat::inline v0::fsdp

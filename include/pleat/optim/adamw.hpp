@@ -7,6 +7,7 @@
 #include <pleat/comm/memory.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/footprint.hpp>
+#include <pleat/core/streams.hpp>
 #include <pleat/optim/leaf.hpp>
 
 namespace pleat::inline v0::optim {
@@ -52,10 +53,10 @@ class Adamw {
   using stream_type = typename Executor::stream_type;
   using leaf = optim_leaf<typename Executor::device_type>;
 
-  Adamw(const AdamwPlan& plan, Executor executor, Block persistent) : options_(plan.options) {
+  Adamw(const AdamwPlan& plan, Executor executor, Block persistent, stream_type s) : options_(plan.options) {
     Carver memory(persistent);
     moments_ = plan.carve(memory);
-    executor.zero(persistent.data, memory.used_bytes(), {});
+    executor.zero(persistent.data, memory.used_bytes(), s);
   }
 
   /// One step with learning rate `lr` on this rank's shards, the planned units in order: masters, moments and compute
@@ -75,10 +76,12 @@ class Adamw {
   std::vector<Moments> moments_;
 };
 
-/// Binds a plan; `persistent` has footprint().persistent bytes, is borrowed, and is zeroed here.
+/// Binds a plan; `persistent` has footprint().persistent bytes, is borrowed, and is zeroed in the order of `s`: the
+/// stream of `step`, or one that comes before it. Errors: static T10.
 template <executor Executor>
-Adamw<Executor> bind(const AdamwPlan& plan, Executor executor, Block persistent) {
-  return {plan, executor, persistent};
+Adamw<Executor> bind(const AdamwPlan& plan, Executor executor, Block persistent,
+                     typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  return {plan, executor, persistent, s};
 }
 
 }  // namespace pleat::inline v0::optim

@@ -7,6 +7,7 @@
 #include <pleat/comm/memory.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/footprint.hpp>
+#include <pleat/core/streams.hpp>
 #include <pleat/optim/leaf.hpp>
 
 namespace pleat::inline v0::optim {
@@ -40,11 +41,11 @@ class StepNorm {
   using stream_type = typename Executor::stream_type;
   using leaf = optim_leaf<typename Executor::device_type>;
 
-  StepNorm(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent)
+  StepNorm(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent, stream_type s)
       : executor_(executor), world_(world) {
     Carver memory(persistent);
     buffers_ = plan.carve(memory);
-    executor_.zero(persistent.data, memory.used_bytes(), {});
+    executor_.zero(persistent.data, memory.used_bytes(), s);
   }
 
   /// Reduces the step over the world, after the last gradient is summed; every rank calls. `shards` are this rank's;
@@ -71,14 +72,16 @@ class StepNorm {
 };
 
 /// Binds a plan to `world`, all ranks of the job. `persistent` has footprint().persistent bytes and is borrowed.
-/// Errors: shape_error F05 when the plan is for another number of ranks.
+/// It is zeroed in the order of `s`: the stream of `run`, or one that comes before it.
+/// Errors: shape_error F05 when the plan is for another number of ranks; static T10.
 template <executor Executor, communicator Comm>
-StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent) {
+StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent,
+                              typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   if (world.size() != plan.world_size) {
     fail<shape_error>("pleat[F05]: the norm is planned for ", plan.world_size, " ranks and bound to a world of ",
                       world.size(), "; plan_step_norm takes the size of the world");
   }
-  return {plan, executor, world, persistent};
+  return {plan, executor, world, persistent, s};
 }
 
 /// Throws on what every rank must hear of, given the step copied to the host; the same on every rank.

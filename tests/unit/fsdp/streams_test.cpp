@@ -37,7 +37,7 @@ struct Rank {
     const Groups groups{.dense = Groups::Lanes(GroupComm<DeferredComm>(comm)),
                         .expert = Groups::Lanes(GroupComm<DeferredComm>(index))};
     op.emplace(fsdp::bind(plan, DeferredExecutor{}, groups,
-                          Memory<DeferredArena>{.persistent = persistent.block(), .arena = &arena}));
+                          Memory<DeferredArena>{.persistent = persistent.block(), .arena = &arena}, streams.compute));
   }
   DeferredComm comm;
   DeferredArena arena;
@@ -160,6 +160,32 @@ TEST_CASE("every order of asynchronous work gives the right values") {
         train(ranks, prefetch, 1 + static_cast<int>(i % 2), first + i);
       }
     }
+  }
+}
+
+TEST_CASE("a step without sums leaves the shards alone until the step before is read") {
+  const fsdp::Plan plan =
+      fsdp::plan(std::vector{fsdp::UnitSpec{.name = "unit", .params = {{.name = "w", .shape = {elems}}}}}, {},
+                 {.transport = Transport::peer});
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    DeferredWorld world(1, plan.footprint().symmetric);
+    Rank rank(world, 0, 1, plan);
+    int wrong = 0;
+    const auto expect = [&](float value) {
+      rank.streams.compute.run([&wrong, value, at = static_cast<const float*>(rank.op->shards()[0].gradient)] {
+        for (std::int64_t i = 0; i < elems; ++i) wrong += at[i] != value;
+      });
+    };
+    const auto [tensor, accumulate] = rank.op->gradient(0, rank.streams).write(0);
+    rank.streams.compute.run([to = tensor.template as<float>()] { std::fill_n(to, elems, 3.0f); });
+    rank.op->reduce(0, rank.streams);
+    rank.op->finish_gradients(rank.streams);
+    expect(3);
+    rank.op->finish_gradients(rank.streams);
+    expect(0);
+    std::mt19937 random(seed);
+    REQUIRE_NOTHROW(world.run(random));
+    CHECK(wrong == 0);
   }
 }
 
