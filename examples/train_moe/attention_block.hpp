@@ -8,7 +8,7 @@
 #include <pleat/comm.hpp>
 #include <pleat/fsdp.hpp>
 
-#include "host/ops.hpp"
+#include "ops.hpp"
 #include "options.hpp"
 #include "units.hpp"
 

@@ -9,6 +9,7 @@
 #include <pleat/moe.hpp>
 
 #include "data.hpp"
+#include "ops.hpp"
 #include "options.hpp"
 #include "units.hpp"
 

@@ -6,7 +6,7 @@
 #include <pleat/comm.hpp>
 #include <pleat/tensor.hpp>
 
-#include "host/ops.hpp"
+#include "ops.hpp"
 
 namespace train_moe {
 

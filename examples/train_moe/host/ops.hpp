@@ -1,5 +1,4 @@
-// The trainer's own kernels on the host: norms, rotary positions, embedding, loss. What pleat's templates do is not
-// here.
+// The trainer's kernels on the host.
 #pragma once
 
 #include <cmath>
@@ -8,12 +7,9 @@
 #include <pleat/core/host/executor.hpp>
 #include <pleat/core/host/gemm.hpp>
 
-namespace train_moe {
+#include "../ops.hpp"
 
-/// The kernels of a transformer besides attention and experts, per device. Activations are `T`, gradients of parameters
-/// and statistics are its accumulator `A`. All arrays are contiguous; work is ordered on the stream.
-template <class Device>
-struct ops;
+namespace train_moe {
 
 template <>
 struct ops<pleat::host_device> {

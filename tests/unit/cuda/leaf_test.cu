@@ -148,7 +148,9 @@ TEST_CASE("sum_of_squares runs in float64, has the same bits each time and misse
           check_cuda(cudaMemcpy(&f, out, sizeof(double), cudaMemcpyDefault), "cudaMemcpy");
         }
         CHECK(found[0] == found[1]);
-        CHECK(std::abs(found[0] - 2 * expected) <= 1e-13 * expected);
+        // The host adds one after the other: its own error is what this allows.
+        const double unit = std::numeric_limits<double>::epsilon() / 2;
+        CHECK(std::abs(found[0] - 2 * expected) <= 2 * unit * static_cast<double>(elems + 8) * expected);
       }
     }
   }
