@@ -1,0 +1,131 @@
+// The rows of comm_bench: every operation at every size beside its floor, and the bars it is held to.
+#pragma once
+
+#include <algorithm>
+
+#include "operations.cuh"
+#include "report.hpp"
+
+namespace comm_bench {
+
+class Bench {
+ public:
+  /// `threads`: null where ranks are processes.
+  Bench(Site& site, Report& report, pleat::CudaThreadComm* threads) : site_(site), report_(report), threads_(threads) {}
+
+  void run(const std::vector<std::size_t>& sizes) {
+    latency();
+    report_.title("bare transfers, both ways at once; bytes: what each rank sends");
+    for (const std::size_t bytes : sizes) bare(bytes);
+    report_.title("all_gather; bytes: a rank's block; floor: the bare copy engine");
+    for (std::size_t i = 0; i < sizes.size(); ++i) all_gather(sizes[i], copy_us_[i]);
+    report_.title("all_to_all; bytes: what each rank sends to its peer; floor: the bare copy engine");
+    for (std::size_t i = 0; i < sizes.size(); ++i) all_to_all(sizes[i], copy_us_[i]);
+    report_.title("reduce_scatter, fp32; bytes: what each rank keeps; floor: the bare pull-and-add");
+    for (const std::size_t bytes : sizes) reduce_scatter(bytes);
+    leaves();
+  }
+
+ private:
+  double measure(const char* operation, const std::string& way, const Operation& what, std::size_t bytes,
+                 double floor_us, const std::vector<Bar>& bars = {}) {
+    const double us = site_.measure(std::string(operation) + ", " + way, what, bytes);
+    report_.add({operation, way, bytes, us, gb_per_s(bytes, us), floor_us}, bars);
+    return us;
+  }
+  static double gb_per_s(std::size_t bytes, double us) { return static_cast<double>(bytes) / us / 1000; }
+
+  void latency() {
+    report_.title("signals");
+    const double us = site_.measure_plain(50, [&](int) {
+      if (site_.rank() == 0) site_.peers.signal(site_.other(), Site::latency_channel, site_.s);
+      site_.peers.await(site_.other(), Site::latency_channel, site_.s);
+      if (site_.rank() == 1) site_.peers.signal(site_.other(), Site::latency_channel, site_.s);
+    });
+    report_.add({"signal", "round trip", 0, us}, {{"15 us", 15}});
+  }
+
+  void bare(std::size_t bytes) {
+    copy_us_.push_back(measure("transfer", "copy engine", bare_copy(site_, bytes), bytes, 0));
+    for (const unsigned ctas : {8u, 32u, 132u}) {
+      measure("transfer", "stores, " + std::to_string(ctas) + " CTAs", bare_stores(site_, bytes, ctas), bytes,
+              copy_us_.back());
+    }
+  }
+
+  void all_gather(std::size_t bytes, double floor_us) {
+    const char* const name = "all_gather";
+    measure(name, "NcclComm", comm_all_gather(site_, site_.world, bytes), bytes, floor_us);
+    measure(name, "NCCL", nccl_all_gather(site_, bytes), bytes, floor_us);
+    measure(name, "NCCL, windows", nccl_window_all_gather(site_, bytes), bytes, floor_us);
+    if (threads_ != nullptr) {
+      measure(name, "CudaThreadComm", comm_all_gather(site_, *threads_, bytes), bytes, floor_us);
+    }
+  }
+  void all_to_all(std::size_t bytes, double floor_us) {
+    const char* const name = "all_to_all";
+    measure(name, "NcclComm", comm_all_to_all(site_, site_.world, bytes), bytes, floor_us);
+    measure(name, "NCCL", nccl_all_to_all(site_, bytes), bytes, floor_us);
+    measure(name, "NCCL, windows", nccl_window_all_to_all(site_, bytes), bytes, floor_us);
+    if (threads_ != nullptr) {
+      measure(name, "CudaThreadComm", comm_all_to_all(site_, *threads_, bytes), bytes, floor_us);
+    }
+  }
+  void reduce_scatter(std::size_t bytes) {
+    const char* const name = "reduce_scatter";
+    double floor_us = 0;
+    for (const unsigned ctas : {8u, 32u, 132u}) {
+      const double us =
+          measure(name, "bare, " + std::to_string(ctas) + " CTAs", bare_sum(site_, bytes, ctas), bytes, 0);
+      floor_us = floor_us == 0 ? us : std::min(floor_us, us);
+    }
+    measure(name, "leaf alone", leaf_sum(site_, bytes), bytes, floor_us);
+    measure(name, "NCCL", nccl_reduce_scatter(site_, bytes), bytes, floor_us);
+    measure(name, "NcclComm, ordered", comm_ordered_sum(site_, site_.world, bytes), bytes, floor_us);
+    if (threads_ != nullptr) {
+      measure(name, "CudaThreadComm, ordered", comm_ordered_sum(site_, *threads_, bytes), bytes, floor_us);
+    }
+  }
+
+  /// On memory of the GPU, both GPUs at once. Bytes: read and written.
+  void leaves() {
+    using leaf = pleat::core_leaf<pleat::cuda_device>;
+    constexpr std::size_t elems = 64 * mib;  // floats, in two blocks
+    std::byte* const a = site_.out(0, elems * 4);
+    std::byte* const b = site_.out(1, elems * 4);
+    report_.title("leaves on local memory; bytes: read and written; floor: the copy");
+    double copy_rate = 0;
+    const auto row = [&](const char* name, const char* way, std::size_t bytes, auto enqueue) {
+      const double us = site_.measure_plain(3, [&](int) { enqueue(); });
+      if (copy_rate == 0) copy_rate = static_cast<double>(bytes) / us;
+      report_.add({name, way, bytes, us, gb_per_s(bytes, us), static_cast<double>(bytes) / copy_rate});
+    };
+    fill<<<1024, 256, 0, site_.s>>>(reinterpret_cast<float*>(a), 1, 2 * elems);
+    check_launch("fill");
+    row("copy", "cudaMemcpyAsync", 2 * elems * 4,
+        [&] { check_cuda(cudaMemcpyAsync(b, a, elems * 4, cudaMemcpyDeviceToDevice, site_.s), "cudaMemcpyAsync"); });
+    row("cast_copy", "f32 to bf16", elems * 6, [&] { leaf::cast_copy(b, DType::bf16, a, DType::f32, elems, site_.s); });
+    row("cast_copy", "bf16 to f32", elems * 6, [&] { leaf::cast_copy(a, DType::f32, b, DType::bf16, elems, site_.s); });
+    const void* const floats[] = {a, a + elems * 4};
+    const void* const halves[] = {a, a + elems * 2};
+    row("sum_ranks", "2 of f32 to f32", elems * 12,
+        [&] { leaf::sum_ranks(b, DType::f32, floats, DType::f32, elems, false, site_.s); });
+    row("sum_ranks", "2 of bf16 to f32", elems * 8,
+        [&] { leaf::sum_ranks(b, DType::f32, halves, DType::bf16, elems, false, site_.s); });
+    const pleat::CudaBuffer sum(sizeof(double)), scratch(leaf::sum_of_squares_scratch_bytes);
+    row("sum_of_squares", "f32", elems * 4, [&] {
+      leaf::sum_of_squares(reinterpret_cast<double*>(sum.data()), a, DType::f32, elems, false, scratch.data(), site_.s);
+    });
+    row("sum_of_squares", "bf16", elems * 2, [&] {
+      leaf::sum_of_squares(reinterpret_cast<double*>(sum.data()), a, DType::bf16, elems, false, scratch.data(),
+                           site_.s);
+    });
+  }
+
+  Site& site_;
+  Report& report_;
+  pleat::CudaThreadComm* threads_;
+  std::vector<double> copy_us_;  // of the bare copy engine, per size
+};
+
+}  // namespace comm_bench
