@@ -1,0 +1,101 @@
+// The reduce-scatter on peer-mapped memory: the bits of reduce_scatter_ordered, whatever the delays.
+#include <pleat/comm/ordered_sum.hpp>
+#include <pleat/comm/peer_reduce_scatter.hpp>
+#include <pleat/comm/run_ranks.hpp>
+#include <pleat/comm/thread_arena.hpp>
+
+#include <cstring>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <conformance/sums.hpp>
+#include <support/credit_discipline.hpp>
+#include <support/jitter.hpp>
+
+namespace {
+
+using namespace pleat;
+using conformance::Bytes;
+using conformance::require;
+using testing_support::JitterExecutor;
+
+template <class Wire>
+void many_sums(ThreadComm& world, int ahead) {
+  const GroupComm<ThreadComm> comm(world);
+  const auto n = static_cast<std::size_t>(world.size());
+  constexpr std::size_t most = 301;
+  const DType wire = dtype_of<Wire>;
+  const PeerReduceScatterPlan plan{.ranks = world.size(), .block_elems = most, .wire = wire};
+  HostArena arena(comm, plan.footprint().symmetric);
+  auto op = bind(plan, JitterExecutor{}, comm, Memory<HostArena>{.arena = &arena});
+  const HostBuffer scratch(reduce_scatter_scratch_bytes(most, world.size(), wire), 0xff);
+  constexpr std::size_t sizes[] = {most, 0, 1, 17, 300, 2};
+  const auto elems_of = [&](int round) { return sizes[static_cast<std::size_t>(round) % 6]; };
+  const auto terms_of = [&](int round) {
+    return conformance::terms<Wire>(world.rank() + 10 * round, 0, n * elems_of(round));
+  };
+  constexpr int rounds = 40;
+  const auto write = [&](int round) {
+    const Bytes terms = terms_of(round);
+    std::byte* const input = op.input({});
+    if (!terms.empty()) std::memcpy(input, terms.data(), terms.size());
+  };
+  for (int round = 0; round < ahead; ++round) write(round);
+  for (int round = 0; round < rounds; ++round) {
+    if (round + ahead < rounds) write(round + ahead);
+    const std::size_t elems = elems_of(round);
+    const Bytes terms = terms_of(round);
+    std::vector<float> found(elems, 1.25f), expected = found;
+    reduce_scatter_ordered(comm, terms.data(), wire, std::vector<std::size_t>(n, elems), expected.data(), DType::f32,
+                           round % 2 == 1, scratch.block(), {});
+    op.reduce_scatter(found.data(), DType::f32, elems, round % 2 == 1, {});
+    require(elems == 0 || std::memcmp(found.data(), expected.data(), elems * sizeof(float)) == 0, "round ", round);
+  }
+}
+
+TEST_CASE("the bits of reduce_scatter_ordered") {
+  for (const int ranks : conformance::sizes) {
+    const testing_support::Watchdog watchdog("peer reduce-scatter");
+    run_ranks(ranks, [](ThreadComm& world) { many_sums<float>(world, 0); });
+    run_ranks(ranks, [](ThreadComm& world) { many_sums<bfloat16>(world, 1); });
+  }
+}
+
+TEST_CASE("the credits of sums may be captured in graphs") {
+  const auto log = std::make_shared<testing_support::DisciplineLog>();
+  run_ranks(3, [&](ThreadComm& world) {
+    const PeerReduceScatterPlan plan{.ranks = 3, .block_elems = 4};
+    testing_support::DisciplineArena arena(world, plan.footprint().symmetric, log, 3);
+    auto op = bind(plan, JitterExecutor{}, GroupComm<ThreadComm>(world),
+                   Memory<testing_support::DisciplineArena>{.arena = &arena});
+    for (int round = 0; round < 20; ++round) {
+      float out[4];
+      std::memset(op.input({}), 0, 3 * sizeof out);
+      op.reduce_scatter(out, DType::f32, 4, false, {});
+    }
+  });
+  CHECK(log->breaches() == "");
+}
+
+TEST_CASE("the plan of a reduce-scatter; C30 for calls out of order") {
+  const PeerReduceScatterPlan plan{.ranks = 1, .block_elems = 40, .wire = DType::bf16};
+  CHECK(plan.footprint() == Footprint{.symmetric = 2 * 128});
+  CHECK(std::string(message_of(plan).c_str()) == "peer reduce-scatter ranks=1 block_elems=40 wire=bf16");
+  const GroupComm<ThreadComm> alone;
+  HostArena arena(alone, 4096);
+  auto op = bind(plan, HostExecutor{}, alone, Memory<HostArena>{.arena = &arena});
+  float out[41] = {};
+  CHECK_THROWS_WITH_AS(op.reduce_scatter(out, DType::f32, 1, false, {}),
+                       "pleat[C30]: reduce_scatter of a peer reduce-scatter: write the terms to input() first",
+                       shape_error);
+  (void)op.input({});
+  (void)op.input({});
+  CHECK_THROWS_WITH_AS(op.input({}),
+                       "pleat[C30]: input of a peer reduce-scatter: both inputs are given out; call reduce_scatter",
+                       shape_error);
+  CHECK_THROWS_WITH_AS(op.reduce_scatter(out, DType::f32, 41, false, {}),
+                       "pleat[C30]: reduce_scatter of a peer reduce-scatter: more elements than planned", shape_error);
+}
+
+}  // namespace
