@@ -1,4 +1,4 @@
-// expect: pleat[T03]: no executor for this device: include pleat/core/host/executor.hpp or pleat/cuda/executor.cuh
+// expect: pleat[T03]: no executor for this device: include pleat/core/host/executor.hpp or pleat/cuda/executor.hpp
 // values: host_device
 #include <pleat/core/executor.hpp>
 #ifdef PLEAT_FIXED
