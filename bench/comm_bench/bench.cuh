@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "operations.cuh"
+#include "peer_operations.cuh"
 #include "report.hpp"
 
 namespace comm_bench {
@@ -11,7 +12,8 @@ namespace comm_bench {
 class Bench {
  public:
   /// `threads`: null where ranks are processes.
-  Bench(Site& site, Report& report, pleat::CudaThreadComm* threads) : site_(site), report_(report), threads_(threads) {}
+  Bench(Site& site, PeerOperations& peer, Report& report, pleat::CudaThreadComm* threads)
+      : site_(site), peer_(peer), report_(report), threads_(threads) {}
 
   void run(const std::vector<std::size_t>& sizes) {
     latency();
@@ -23,6 +25,7 @@ class Bench {
     for (std::size_t i = 0; i < sizes.size(); ++i) all_to_all(sizes[i], copy_us_[i]);
     report_.title("reduce_scatter, fp32; bytes: what each rank keeps; floor: the bare pull-and-add");
     for (const std::size_t bytes : sizes) reduce_scatter(bytes);
+    peer_.check();
     leaves();
   }
 
@@ -32,6 +35,24 @@ class Bench {
     const double us = site_.measure(std::string(operation) + ", " + way, what, bytes);
     report_.add({operation, way, bytes, us, gb_per_s(bytes, us), floor_us}, bars);
     return us;
+  }
+  // What the library's table chooses is held to the bars.
+  static bool is_stored(std::size_t bytes) { return bytes <= pleat::TransferTable{}.store_bytes; }
+  static_assert(std::find(std::begin(store_ctas), std::end(store_ctas), pleat::TransferTable{}.store_ctas) !=
+                std::end(store_ctas));
+  static bool is_chosen(std::size_t bytes, std::size_t i) {
+    return is_stored(bytes) && store_ctas[i] == pleat::TransferTable{}.store_ctas;
+  }
+  static std::string stores_name(std::size_t i) { return "peer stores, " + std::to_string(store_ctas[i]) + " CTAs"; }
+  static std::vector<Bar> no_bars() { return {}; }
+  static std::vector<Bar> bars(std::size_t bytes, double copy_us, double nccl_us) {
+    std::vector<Bar> result{{"NCCL", nccl_us}};
+    if (bytes >= 128 * mib) {
+      result.push_back({"1.05 (floor + 10)", 1.05 * (copy_us + 10)});
+    } else if (bytes >= 8 * mib) {
+      result.push_back({"1.10 (floor + 10)", 1.10 * (copy_us + 10)});
+    }
+    return result;
   }
   static double gb_per_s(std::size_t bytes, double us) { return static_cast<double>(bytes) / us / 1000; }
 
@@ -56,20 +77,33 @@ class Bench {
   void all_gather(std::size_t bytes, double floor_us) {
     const char* const name = "all_gather";
     measure(name, "NcclComm", comm_all_gather(site_, site_.world, bytes), bytes, floor_us);
-    measure(name, "NCCL", nccl_all_gather(site_, bytes), bytes, floor_us);
+    const double nccl_us = measure(name, "NCCL", nccl_all_gather(site_, bytes), bytes, floor_us);
     measure(name, "NCCL, windows", nccl_window_all_gather(site_, bytes), bytes, floor_us);
     if (threads_ != nullptr) {
       measure(name, "CudaThreadComm", comm_all_gather(site_, *threads_, bytes), bytes, floor_us);
     }
+    for (std::size_t i = 0; i < std::size(store_ctas) && bytes <= most_store_bytes; ++i) {
+      measure(name, stores_name(i), peer_.stores_all_gather(i, bytes), bytes, floor_us,
+              is_chosen(bytes, i) ? bars(bytes, floor_us, nccl_us) : no_bars());
+    }
+    const auto chosen = is_stored(bytes) ? no_bars() : bars(bytes, floor_us, nccl_us);
+    measure(name, "peer copies", peer_.copies_all_gather(bytes), bytes, floor_us, chosen);
+    measure(name, "peer copies, in place", peer_.copies_all_gather_in_place(bytes), bytes, floor_us);
   }
   void all_to_all(std::size_t bytes, double floor_us) {
     const char* const name = "all_to_all";
     measure(name, "NcclComm", comm_all_to_all(site_, site_.world, bytes), bytes, floor_us);
-    measure(name, "NCCL", nccl_all_to_all(site_, bytes), bytes, floor_us);
+    const double nccl_us = measure(name, "NCCL", nccl_all_to_all(site_, bytes), bytes, floor_us);
     measure(name, "NCCL, windows", nccl_window_all_to_all(site_, bytes), bytes, floor_us);
     if (threads_ != nullptr) {
       measure(name, "CudaThreadComm", comm_all_to_all(site_, *threads_, bytes), bytes, floor_us);
     }
+    for (std::size_t i = 0; i < std::size(store_ctas) && bytes <= most_store_bytes; ++i) {
+      measure(name, stores_name(i), peer_.stores_all_to_all(i, bytes), bytes, floor_us,
+              is_chosen(bytes, i) ? bars(bytes, floor_us, nccl_us) : no_bars());
+    }
+    const auto chosen = is_stored(bytes) ? no_bars() : bars(bytes, floor_us, nccl_us);
+    measure(name, "peer copies", peer_.copies_all_to_all(bytes), bytes, floor_us, chosen);
   }
   void reduce_scatter(std::size_t bytes) {
     const char* const name = "reduce_scatter";
@@ -82,6 +116,9 @@ class Bench {
     measure(name, "leaf alone", leaf_sum(site_, bytes), bytes, floor_us);
     measure(name, "NCCL", nccl_reduce_scatter(site_, bytes), bytes, floor_us);
     measure(name, "NcclComm, ordered", comm_ordered_sum(site_, site_.world, bytes), bytes, floor_us);
+    std::vector<Bar> limits;
+    if (bytes >= 32 * mib) limits.push_back({"1.10 floor", 1.10 * floor_us});
+    measure(name, "peer, ordered", peer_.ordered_sum(bytes), bytes, floor_us, limits);
     if (threads_ != nullptr) {
       measure(name, "CudaThreadComm, ordered", comm_ordered_sum(site_, *threads_, bytes), bytes, floor_us);
     }
@@ -90,9 +127,10 @@ class Bench {
   /// On memory of the GPU, both GPUs at once. Bytes: read and written.
   void leaves() {
     using leaf = pleat::core_leaf<pleat::cuda_device>;
-    constexpr std::size_t elems = 64 * mib;  // floats, in two blocks
-    std::byte* const a = site_.out(0, elems * 4);
-    std::byte* const b = site_.out(1, elems * 4);
+    constexpr std::size_t elems = 64 * mib;
+    const pleat::CudaBuffer source(2 * elems * sizeof(float)), target(elems * sizeof(float));
+    std::byte* const a = source.data();
+    std::byte* const b = target.data();
     report_.title("leaves on local memory; bytes: read and written; floor: the copy");
     double copy_rate = 0;
     const auto row = [&](const char* name, const char* way, std::size_t bytes, auto enqueue) {
@@ -123,6 +161,7 @@ class Bench {
   }
 
   Site& site_;
+  PeerOperations& peer_;
   Report& report_;
   pleat::CudaThreadComm* threads_;
   std::vector<double> copy_us_;  // of the bare copy engine, per size

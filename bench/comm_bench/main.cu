@@ -52,6 +52,9 @@ Options parse(int argc, char** argv) {
       throw std::runtime_error("unknown option " + name);
     }
   }
+  for (const std::string& mode : {options.mode, options.worker}) {
+    if (mode != "" && mode != "threads" && mode != "processes") throw std::runtime_error("unknown mode " + mode);
+  }
   return options;
 }
 
@@ -61,9 +64,10 @@ constexpr int time_limit_s = 120;
 /// One rank; the exit code.
 int work(pleat::NcclComm& world, pleat::CudaThreadComm* threads, const Options& options) {
   const std::vector<std::size_t> sizes = options.sizes();
-  Site site(world, sizes.back(), 0);
+  Site site(world, sizes.back(), PeerOperations::window_bytes(sizes.back()));
+  PeerOperations peer(site, sizes.back());
   Report report(world.rank() == 0, options.worker, options.json);
-  Bench(site, report, threads).run(sizes);
+  Bench(site, peer, report, threads).run(sizes);
   if (world.rank() == 0) {
     std::printf("\n%s: %d of %d bars hold\n", options.worker.c_str(), report.bars() - report.missed(), report.bars());
   }
