@@ -1,0 +1,21 @@
+// FSDP and ring attention on NCCL's ranks, threads with a GPU each, on mapped memory and by NCCL's operations; see
+// templates_test.cu. Exit code 77 where there are fewer than two GPUs.
+#define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
+#include "nccl_backend.cuh"
+#include "templates_cases.cuh"
+
+int main() {
+  // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+  const int devices = pleat::cuda_device_count();
+  if (devices < 2) {
+    std::printf("skipped: %d GPUs, 2 are needed\n", devices);
+    return 77;
+  }
+  using namespace templates_testing;
+  print_header();
+  const int failed = check_templates<nccl_testing::NcclThreads>("NCCL threads", {1, 2});
+  std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
+  return failed == 0 ? 0 : 1;
+}
