@@ -84,7 +84,8 @@ Outcome check_trainings(int ranks, testing_support::Watchdog& watchdog) {
       };
       const Bytes seen = TrainingRank<Backend, decltype(device)>(cases[i], world, device).run();
       conformance::require_equal(seen, expected[i][static_cast<std::size_t>(world.rank())], "training ", i, " (",
-                                 name_of(cases[i].config.transport), ") of rank ", world.rank());
+                                 name_of(cases[i].config.transport), ", seed ", cases[i].seed, ") of rank ",
+                                 world.rank());
       const std::lock_guard lock(mutex);
       outcome.bytes += static_cast<double>(seen.size());
     }
