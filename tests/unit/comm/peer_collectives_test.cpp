@@ -4,8 +4,8 @@
 #include <pleat/comm/run_ranks.hpp>
 #include <pleat/comm/thread_arena.hpp>
 
+#include <algorithm>
 #include <cstring>
-#include <deque>
 #include <random>
 #include <vector>
 
@@ -66,7 +66,7 @@ class FakeStores {
 
 template <class Stores>
 struct Bound {
-  Bound(const GroupComm<ThreadComm>& comm, std::size_t block_bytes)
+  Bound(GroupComm<ThreadComm> comm, std::size_t block_bytes)
       : plan(plan_peer_collectives<Stores>(comm.size(), block_bytes, small_table)),
         arena(comm, plan.footprint().symmetric),
         persistent(plan.footprint().persistent),
@@ -79,66 +79,83 @@ struct Bound {
   PeerCollectives<JitterExecutor, HostPeers, Stores> op;
 };
 
-/// Calls of many sizes in a random order that all ranks share; `lag` results stay in use, and are looked at as late as
-/// possible.
-template <class Stores>
-void many_calls(ThreadComm& world, std::size_t lag, unsigned seed) {
-  const GroupComm<ThreadComm> comm(world);
+/// A call of all ranks, and what the thread communicator makes of it.
+struct Call {
+  enum class Kind { to_all, gather, gather_in_place } kind;
+  DType dtype;
+  std::size_t elems;
+  Bytes in, expected;
+  std::size_t bytes() const { return elems * size_bytes(dtype); }
+};
+/// Calls of many sizes in a random order that all ranks share.
+std::vector<Call> random_calls(ThreadComm& world, unsigned seed) {
   const auto n = static_cast<std::size_t>(world.size());
   constexpr DType dtypes[] = {DType::u8, DType::bf16, DType::f32};
   constexpr std::size_t sizes[] = {0, 1, 3, 16, 17, 64, 65, 127, 1000};
-  Bound<Stores> bound(comm, 4000);
   std::mt19937 random(seed);
-  struct InUse {
-    const std::byte* data;
-    Bytes expected;
-  };
-  std::deque<InUse> in_use;
-  const auto give_back = [&] {
-    const InUse& oldest = in_use.front();
-    require(std::memcmp(oldest.data, oldest.expected.data(), oldest.expected.size()) == 0, "a result has changed");
-    bound.op.release({});
-    in_use.pop_front();
-  };
-  for (unsigned round = 0; round < 60; ++round) {
-    const DType dtype = dtypes[random() % 3];
-    const std::size_t elems = sizes[random() % 9], bytes = elems * size_bytes(dtype);
-    const int way = static_cast<int>(random() % 3);
-    Bytes expected(n * bytes);
-    const std::byte* result = nullptr;
-    jitter();
-    if (way == 0) {
-      Bytes in = pattern(n * bytes, world.rank(), 0, round);
-      world.all_to_all(in.data(), expected.data(), elems, dtype);
-      result = bound.op.all_to_all(in.data(), elems, dtype, {});
-      in.assign(in.size(), std::byte{0xee});  // nobody reads it any more
+  std::vector<Call> calls(100);
+  for (Call& call : calls) {
+    call.kind = static_cast<Call::Kind>(random() % 3);
+    call.dtype = dtypes[random() % 3];
+    call.elems = sizes[random() % 9];
+    call.in = pattern(call.bytes() * (call.kind == Call::Kind::to_all ? n : 1), world.rank(), 0, random());
+    call.expected.resize(n * call.bytes());
+    if (call.kind == Call::Kind::to_all) {
+      world.all_to_all(call.in.data(), call.expected.data(), call.elems, call.dtype);
     } else {
-      Bytes in = pattern(bytes, world.rank(), 0, round);
-      world.all_gather(in.data(), expected.data(), elems, dtype);
-      std::byte* from = in.data();
-      if (way == 2) {
-        from = bound.op.own_block(elems, dtype);
-        if (bytes != 0) std::memcpy(from, in.data(), bytes);
-      }
-      result = bound.op.all_gather(from, elems, dtype, {});
+      world.all_gather(call.in.data(), call.expected.data(), call.elems, call.dtype);
     }
-    in_use.push_back({result, expected});
-    require(std::memcmp(result, expected.data(), expected.size()) == 0, "round ", round, " way ", way, " bytes ",
-            bytes);
-    if (in_use.size() > lag) give_back();
   }
-  while (!in_use.empty()) give_back();
+  return calls;
+}
+
+/// Nothing but the calls themselves holds the ranks together. `lag` results stay in use, and are looked at as late as
+/// possible.
+template <class Stores>
+void many_calls(ThreadComm& world, std::size_t lag, unsigned seed) {
+  const std::vector<Call> calls = random_calls(world, seed);
+  Bound<Stores> bound(GroupComm<ThreadComm>(world), 4000);
+  std::vector<const std::byte*> results;
+  std::size_t released = 0;
+  const auto look = [&](std::size_t i) {
+    const Call& call = calls[i];
+    require(call.bytes() == 0 || std::memcmp(results[i], call.expected.data(), call.expected.size()) == 0, "call ", i,
+            " of blocks of ", call.bytes(), " bytes");
+  };
+  for (const Call& call : calls) {
+    jitter();
+    Bytes in = call.in;
+    if (call.kind == Call::Kind::to_all) {
+      results.push_back(bound.op.all_to_all(in.data(), call.elems, call.dtype, {}));
+    } else {
+      std::byte* from = in.data();
+      if (call.kind == Call::Kind::gather_in_place) {
+        from = bound.op.own_block(call.elems, call.dtype);
+        if (call.bytes() != 0) std::memcpy(from, in.data(), call.bytes());
+      }
+      results.push_back(bound.op.all_gather(from, call.elems, call.dtype, {}));
+    }
+    std::fill(in.begin(), in.end(), std::byte{0xee});  // nobody reads it any more
+    look(results.size() - 1);
+    while (results.size() - released > lag) {
+      jitter();
+      look(released++);
+      bound.op.release({});
+    }
+  }
   bound.op.check_stores({});
 }
 
 TEST_CASE("the bits of the thread communicator") {
+  const RunOptions options{.deadline = std::chrono::seconds(10)};
   for (const int ranks : conformance::sizes) {
     const testing_support::Watchdog watchdog("peer collectives");
+    const auto seed = static_cast<unsigned>(ranks);
     for (const std::size_t lag : {0, 1}) {
-      run_ranks(ranks,
-                [&](ThreadComm& world) { many_calls<NoStores>(world, lag, 11u * static_cast<unsigned>(ranks)); });
-      run_ranks(ranks,
-                [&](ThreadComm& world) { many_calls<FakeStores>(world, lag, 13u * static_cast<unsigned>(ranks)); });
+      run_ranks(
+          ranks, [&](ThreadComm& world) { many_calls<NoStores>(world, lag, 11 * seed); }, options);
+      run_ranks(
+          ranks, [&](ThreadComm& world) { many_calls<FakeStores>(world, lag, 13 * seed); }, options);
     }
   }
 }
