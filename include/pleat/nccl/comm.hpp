@@ -25,8 +25,12 @@ struct NcclOptions {
 /// A peer's failure shows in `wait` and `check` (C02 a rank failed or died, C03 it returned early, C04 the deadline,
 /// C21 an NCCL error): the rank's streams that wait for signals are released, all communicators that pleat made for it
 /// are aborted, and from then on every operation throws. A borrowed communicator is reported, never aborted. Who blocks
-/// in cudaStreamSynchronize instead gets no deadline. Wait for a communicator's work before it goes. Copies are handles
-/// on the same communicator; one thread uses them.
+/// in cudaStreamSynchronize instead gets no deadline. Copies are handles on the same communicator; one thread uses
+/// them.
+///
+/// Wait for a communicator's work before it goes. Groups may go at any time, in any order; NCCL's memory for them goes
+/// with the last handle of the rank, on the world or on any part of it. There a rank waits for those of its machine, or
+/// for their failure.
 class NcclComm {
  public:
   using device_type = cuda_device;
@@ -46,13 +50,14 @@ class NcclComm {
   }
 
   /// A communicator on one that belongs to somebody else and must outlive it. With a `link`, whose ranks are those of
-  /// `comm`, a failure names the rank. Errors: C21, C22, C23.
+  /// `comm`, a failure names the rank. When ranks are threads and have split it, they must meet on the host after the
+  /// last handle has gone, before new work. Errors: C21, C22, C23.
   static NcclComm borrow(ncclComm_t comm, NcclOptions options = {}, std::unique_ptr<JobLink> link = nullptr);
 
   int rank() const noexcept { return group_->rank; }
   int size() const noexcept { return group_->size(); }
   /// NCCL's handle; null for a group of one that pleat made, and after a failure.
-  ncclComm_t native() const noexcept { return group_->comm; }
+  ncclComm_t native() const noexcept { return group_->comm(); }
   /// The device of this rank.
   int device() const noexcept { return group_->device; }
   /// The ranks of this group, as ranks of the job; and what this rank knows of the job.
@@ -113,7 +118,7 @@ class NcclComm {
     }
     if (elems == 0 || size() == 1) return;
     meet(detail::Collective::broadcast, elems * size_bytes(dtype));
-    settle(ncclBroadcast(buffer, buffer, elems, nccl_dtype(dtype), root, group_->comm, s), "ncclBroadcast");
+    settle(ncclBroadcast(buffer, buffer, elems, nccl_dtype(dtype), root, group_->comm(), s), "ncclBroadcast");
   }
 
   /// Errors: comm_error C06 when a peer is no rank, or messages to oneself do not match.
@@ -129,7 +134,7 @@ class NcclComm {
     if (size() == 1) return;
     void* word = group_->barrier_word.data();
     meet(detail::Collective::all_reduce, sizeof(std::int32_t));
-    settle(ncclAllReduce(word, word, 1, ncclInt32, ncclSum, group_->comm, s), "ncclAllReduce");
+    settle(ncclAllReduce(word, word, 1, ncclInt32, ncclSum, group_->comm(), s), "ncclAllReduce");
   }
 
   /// NCCL's own sums, in an order of NCCL's. `in` [size * elems] and `out` [elems]; `out == in + rank * elems` is
@@ -139,24 +144,24 @@ class NcclComm {
     if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
     if (elems == 0) return;
     meet(detail::Collective::reduce_scatter, elems * size_bytes(dtype));
-    settle(ncclReduceScatter(in, out, elems, nccl_dtype(dtype), ncclSum, group_->comm, s), "ncclReduceScatter");
+    settle(ncclReduceScatter(in, out, elems, nccl_dtype(dtype), ncclSum, group_->comm(), s), "ncclReduceScatter");
   }
   void all_reduce(void* buffer, std::size_t elems, DType dtype, cudaStream_t s) {
     enter("all_reduce");
     if (elems == 0 || size() == 1) return;
     meet(detail::Collective::all_reduce, elems * size_bytes(dtype));
-    settle(ncclAllReduce(buffer, buffer, elems, nccl_dtype(dtype), ncclSum, group_->comm, s), "ncclAllReduce");
+    settle(ncclAllReduce(buffer, buffer, elems, nccl_dtype(dtype), ncclSum, group_->comm(), s), "ncclAllReduce");
   }
 
   /// Blocks until the work on `s` is done. Errors: comm_error C02, C03, C04, naming rank and operation; nccl_error C21;
   /// cuda_error C20 when the work itself has failed, which ends the job.
-  void wait(cudaStream_t s) { group_->owner->wait(s, group_->members, group_->comm); }
+  void wait(cudaStream_t s) { group_->owner->wait(s, group_->members, group_->comm()); }
 
   /// Looks for failures without waiting. Errors: comm_error C02; nccl_error C21.
   void check() {
     job().check();
     group_->owner->check_communicators();
-    group_->owner->check_communicator(group_->comm);
+    group_->owner->check_communicator(group_->comm());
   }
 
   /// Ends the job because of this rank, for a program that catches what its rank throws: `why` reaches all others.
@@ -169,7 +174,7 @@ class NcclComm {
 
   /// After an NCCL call of the caller's on `native()`. Errors: C21, which ends the job; C02 and C04.
   void settle(ncclResult_t status, const char* call) {
-    group_->owner->settle(status, call, group_->comm, group_->members);
+    group_->owner->settle(status, call, group_->comm(), group_->members);
   }
 
   /// Collective, beyond the concept: every rank's small host value, in the order of ranks. For setup: it waits for the
@@ -210,7 +215,7 @@ class NcclComm {
     if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
     if (elems == 0) return;
     meet(detail::Collective::all_gather, elems * size_bytes(dtype));
-    settle(ncclAllGather(in, out, elems, nccl_dtype(dtype), group_->comm, s), "ncclAllGather");
+    settle(ncclAllGather(in, out, elems, nccl_dtype(dtype), group_->comm(), s), "ncclAllGather");
   }
   void gather_by_broadcasts(const void* in, void* out, Counts counts, DType dtype, cudaStream_t s) {
     for (const std::size_t elems : counts) {
@@ -221,7 +226,7 @@ class NcclComm {
     for (int r = 0; r < size() && status == ncclSuccess; ++r) {
       const std::size_t elems = counts[static_cast<std::size_t>(r)];
       if (elems == 0) continue;
-      status = ncclBroadcast(in, at(out, offset), elems, nccl_dtype(dtype), r, group_->comm, s);
+      status = ncclBroadcast(in, at(out, offset), elems, nccl_dtype(dtype), r, group_->comm(), s);
       offset += elems * size_bytes(dtype);
     }
     end_group(status, "a group of ncclBroadcast");
@@ -262,10 +267,10 @@ class NcclComm {
     if (tx.empty() && rx.empty()) return;
     ncclResult_t status = ncclGroupStart();
     for (std::size_t i = 0; i < tx.size() && status == ncclSuccess; ++i) {
-      status = ncclSend(tx[i].data, tx[i].elems, nccl_dtype(dtype), tx[i].peer, group_->comm, s);
+      status = ncclSend(tx[i].data, tx[i].elems, nccl_dtype(dtype), tx[i].peer, group_->comm(), s);
     }
     for (std::size_t i = 0; i < rx.size() && status == ncclSuccess; ++i) {
-      status = ncclRecv(rx[i].data, rx[i].elems, nccl_dtype(dtype), rx[i].peer, group_->comm, s);
+      status = ncclRecv(rx[i].data, rx[i].elems, nccl_dtype(dtype), rx[i].peer, group_->comm(), s);
     }
     end_group(status, "a group of ncclSend and ncclRecv");
   }

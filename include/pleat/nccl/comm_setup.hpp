@@ -76,11 +76,9 @@ inline NcclComm NcclComm::create(std::unique_ptr<JobLink> link, int device, Nccl
     group->barrier_word = CudaBuffer(sizeof(std::int32_t));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;  // a non-blocking communicator starts a thread for every operation
-    group->owner->own(&group->comm);
-    ncclComm_t comm = nullptr;
-    const ncclResult_t status = ncclCommInitRankConfig(&comm, job.size(), all[0].id, job.rank(), &config);
-    group->comm = comm;
-    group->owner->settle(status, "ncclCommInitRankConfig", comm, group->members);
+    group->own = group->owner->add_communicator();
+    const ncclResult_t status = ncclCommInitRankConfig(group->own, job.size(), all[0].id, job.rank(), &config);
+    group->owner->settle(status, "ncclCommInitRankConfig", group->comm(), group->members);
   }
   return NcclComm(std::move(group));
 }
@@ -99,8 +97,7 @@ inline NcclComm NcclComm::borrow(ncclComm_t comm, NcclOptions options, std::uniq
   for (int r = 0; r < size; ++r) everybody.push_back(r);
   auto owner = std::make_shared<detail::NcclRank>(std::move(link), rank, size, options.deadline);
   auto group = std::make_shared<State>(std::move(owner), std::move(everybody), rank, device, 0);
-  group->is_owned = false;
-  group->comm = comm;
+  group->borrowed = comm;
   const CudaDeviceScope scope(device);
   group->barrier_word = CudaBuffer(sizeof(std::int32_t));
   return NcclComm(std::move(group));
@@ -148,18 +145,18 @@ inline NcclComm NcclComm::split(int color, int key) {
   if (size() == 1) return NcclComm(std::move(child));
   const CudaDeviceScope scope(group_->device);
   if (!is_alone) child->barrier_word = CudaBuffer(sizeof(std::int32_t));
-  child->owner->own(&child->comm);
+  child->own = child->owner->add_communicator();
   try {
-    settle(ncclCommSplit(group_->comm, is_alone ? NCCL_SPLIT_NOCOLOR : first, place, &child->comm, nullptr),
+    settle(ncclCommSplit(group_->comm(), is_alone ? NCCL_SPLIT_NOCOLOR : first, place, child->own, nullptr),
            "ncclCommSplit");
   } catch (...) {
     // A borrowed communicator is not aborted: if it splits in the background, NCCL may still write to the child.
-    if (!group_->is_owned) detail::leak(child);
+    if (group_->borrowed != nullptr) detail::leak(child);
     throw;
   }
   ncclResult_t status = ncclSuccess;
-  if (child->comm != nullptr) check_nccl(ncclCommGetAsyncError(child->comm, &status), "ncclCommGetAsyncError");
-  group_->owner->settle(status, "ncclCommSplit", child->comm, child->members);
+  if (!is_alone) check_nccl(ncclCommGetAsyncError(child->comm(), &status), "ncclCommGetAsyncError");
+  group_->owner->settle(status, "ncclCommSplit", child->comm(), child->members);
   return NcclComm(std::move(child));
 }
 

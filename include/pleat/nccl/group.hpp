@@ -18,6 +18,11 @@
 namespace pleat::inline v0::detail {
 
 /// One rank: its job, and all that must end when the job does: communicators that pleat made, and waits of streams.
+///
+/// The communicators of a rank go together, when nothing of the rank is left, and not with their groups. NCCL frees a
+/// communicator for all of a machine's ranks at once: in processes the first that destroys it waits for the others; of
+/// threads the last one frees everybody's part, which waits for kernels on everybody's GPU. Either hangs when a rank
+/// does it while a kernel of another rank waits for this one.
 class NcclRank {
  public:
   NcclRank(std::unique_ptr<JobLink> link, int rank, int size, Job::Duration deadline)
@@ -27,27 +32,17 @@ class NcclRank {
   NcclRank(const NcclRank&) = delete;
   NcclRank& operator=(const NcclRank&) = delete;
   ~NcclRank() {
-    for (const ncclComm_t comm : orphans_) destroy(comm);
+    job_.leave();            // first, for NCCL may wait for the peers from here on
+    (void)ncclGroupStart();  // as one, for ranks may have made them in different orders
+    for (const ncclComm_t comm : communicators_) destroy(comm);
+    (void)ncclGroupEnd();
   }
 
   Job& job() { return job_; }
 
-  /// `*comm` is null, or a communicator to abort when the job ends; it is null afterwards.
-  void own(ncclComm_t* comm) { owned_.push_back(comm); }
-  void disown(ncclComm_t* comm) noexcept { std::erase(owned_, comm); }
-  /// Destroys a communicator whose work is done; null is none.
-  static void destroy(ncclComm_t comm) noexcept {
-    ncclResult_t status = ncclSuccess;
-    if (comm == nullptr) return;
-    // ncclCommDestroy refuses a communicator that has seen an error.
-    const bool is_good = ncclCommGetAsyncError(comm, &status) == ncclSuccess && status == ncclSuccess;
-    (void)(is_good ? ncclCommDestroy(comm) : ncclCommAbort(comm));
-  }
-  /// Takes a communicator over, whose owner cannot wait for its work.
-  void adopt(ncclComm_t comm) {
-    orphans_.push_back(comm);
-    own(&orphans_.back());
-  }
+  /// A place for a communicator of this rank, which stays where it is. Null until NCCL writes to it, and again when the
+  /// job has ended.
+  ncclComm_t* add_communicator() { return &communicators_.emplace_back(nullptr); }
 
   /// `release` ends the waits of this rank's streams for signals of peers; it runs, repeatedly, when the job ends.
   /// The result identifies it.
@@ -74,7 +69,7 @@ class NcclRank {
 
   /// Errors: as `lose`, for a communicator of this rank that has one.
   void check_communicators() {
-    for (const ncclComm_t* comm : owned_) check_communicator(*comm);
+    for (const ncclComm_t comm : communicators_) check_communicator(comm);
   }
   void check_communicator(ncclComm_t comm) {
     ncclResult_t status = ncclSuccess;
@@ -111,6 +106,14 @@ class NcclRank {
   }
 
  private:
+  static void destroy(ncclComm_t comm) noexcept {
+    ncclResult_t status = ncclSuccess;
+    if (comm == nullptr) return;
+    // ncclCommDestroy refuses a communicator that has seen an error.
+    const bool is_good = ncclCommGetAsyncError(comm, &status) == ncclSuccess && status == ncclSuccess;
+    (void)(is_good ? ncclCommDestroy(comm) : ncclCommAbort(comm));
+  }
+
   bool is_done(cudaStream_t s) {
     const cudaError_t status = cudaStreamQuery(s);
     if (status == cudaErrorNotReady) {
@@ -131,8 +134,8 @@ class NcclRank {
   /// repeated until the stream that was waited for is idle.
   void end_all() noexcept {
     (void)ncclGroupStart();
-    for (ncclComm_t* comm : owned_) {
-      if (*comm != nullptr) (void)ncclCommAbort(std::exchange(*comm, nullptr));
+    for (ncclComm_t& comm : communicators_) {
+      if (comm != nullptr) (void)ncclCommAbort(std::exchange(comm, nullptr));
     }
     constexpr int least_rounds = 5, most_rounds = 400;
     for (int round = 0; round < most_rounds && !releases_.empty(); ++round) {
@@ -146,8 +149,7 @@ class NcclRank {
   }
 
   Job job_;
-  std::vector<ncclComm_t*> owned_;
-  std::deque<ncclComm_t> orphans_;
+  std::deque<ncclComm_t> communicators_;
   std::vector<std::pair<int, std::function<void()>>> releases_;
   int last_release_ = 0;
   std::optional<cudaStream_t> waits_for_;
@@ -172,22 +174,19 @@ struct NcclGroup {
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// The communicator goes when its work is done. An exception that carries the world's away ends the job; that of a
-  /// part of it stays with the rank, for whoever catches the exception may go on.
+  /// An exception that carries the world away ends the job; with a part of it, whoever catches the exception may go on.
   ~NcclGroup() {
-    const bool is_unwinding = std::uncaught_exceptions() > exceptions;
-    if (is_unwinding && is_world) job().fail("an exception left its communicator");
+    if (is_world && std::uncaught_exceptions() > exceptions) job().fail("an exception left its communicator");
     try {
-      job().check();  // when somebody has failed, this aborts what would be destroyed
+      job().check();  // when somebody has failed, this ends the work on `barrier_word`
     } catch (...) {   // there is nobody left to tell
     }
-    owner->disown(&comm);
-    if (!is_owned && job().has_failed()) leak(std::move(barrier_word));
-    if (!is_owned || comm == nullptr) return;
-    is_unwinding ? owner->adopt(comm) : NcclRank::destroy(comm);
+    if (borrowed != nullptr && job().has_failed()) leak(std::move(barrier_word));
   }
 
   int size() const { return static_cast<int>(members.size()); }
+  /// Null for a group of one that pleat made, and when the job has ended.
+  ncclComm_t comm() const { return own != nullptr ? *own : borrowed; }
   Job& job() const { return owner->job(); }
   /// A tag of messages of this group alone; `what` tells them apart.
   std::uint64_t tag(std::uint64_t what) const { return mix(id, what) | std::uint64_t{1} << 63; }
@@ -204,9 +203,9 @@ struct NcclGroup {
   int rank;
   int device;
   std::uint64_t id;
-  ncclComm_t comm = nullptr;  // null for a group of one
-  bool is_owned = true;
-  bool is_world = false;  // of a job that pleat made the communicators of
+  ncclComm_t* own = nullptr;      // the owner's place of it, when pleat made it
+  ncclComm_t borrowed = nullptr;  // or else that of somebody else
+  bool is_world = false;          // of a job that pleat made the communicators of
   CudaBuffer barrier_word;
   std::uint64_t splits = 0;
   std::uint64_t met_sizes[collectives] = {};         // [Collective] one bit per magnitude of bytes, see NcclComm

@@ -31,8 +31,12 @@ class Job {
   Job(int rank, int size, Duration deadline) : Job(nullptr, deadline, rank, size) {}
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-  /// Says farewell, so that its silence is not taken for death.
-  ~Job() {
+  ~Job() { leave(); }
+
+  /// Says farewell, so that this rank's silence is not taken for death; for those that still wait for it, it has
+  /// returned (C03). Only a rank whose part is done may leave.
+  void leave() noexcept {
+    if (std::exchange(has_said_farewell_, true)) return;
     try {
       tell_all(tag_farewell, operation_);
     } catch (...) {  // peers that hear nothing take this rank for dead
@@ -274,9 +278,10 @@ class Job {
   const Duration deadline_;
   const int rank_, size_;
   const char* operation_ = "no operation";
-  Message failure_;  // why the job ended
-  Message lost_;     // the first peer that failed or died
-  std::vector<char> has_left_;
+  Message failure_;             // why the job ended
+  Message lost_;                // the first peer that failed or died
+  std::vector<char> has_left_;  // [rank] its farewell has come
+  bool has_said_farewell_ = false;
   std::function<void()> on_end_;
 };
 
