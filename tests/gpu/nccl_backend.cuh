@@ -8,7 +8,11 @@
 
 #include <conformance/site.hpp>
 
+#include "nccl_world.cuh"
+
 namespace nccl_testing {
+
+using namespace std::chrono_literals;
 
 /// Device memory of 0xff, with transfers that wait for the whole device.
 class DeviceBuffer {
@@ -30,7 +34,7 @@ class DeviceBuffer {
   pleat::CudaBuffer memory_;
 };
 
-/// A suite asks for more ranks than there are GPUs, too: those runs are left out.
+/// A suite asks for other numbers of ranks than two, too: of those, only one rank is run.
 struct NcclThreads {
   using comm_type = pleat::NcclComm;
   using arena_type = pleat::NcclArena;
@@ -46,10 +50,11 @@ struct NcclThreads {
 
   template <class F>
   static void run(int ranks, std::chrono::milliseconds deadline, F f) {
-    if (ranks <= pleat::cuda_device_count()) pleat::run_nccl_threads(ranks, f, {.deadline = deadline});
+    if (ranks == 1) pleat::run_nccl_threads(1, f, {.deadline = deadline});
+    if (ranks == world_ranks) shared_world.run(f);
   }
-  static std::function<std::string()> status(const pleat::NcclComm& comm) {
-    return [&job = comm.job()] { return std::string("rank 0: ") + job.last_operation(); };
+  static std::function<std::string()> status(const pleat::NcclComm&) {
+    return [] { return shared_world.status(); };
   }
 };
 
@@ -59,8 +64,10 @@ struct BorrowedNcclThreads : NcclThreads {
   static void run(int ranks, std::chrono::milliseconds deadline, F f) {
     NcclThreads::run(ranks, deadline, [&](pleat::NcclComm& world) {
       if (world.size() == 1) return;  // there is nothing to borrow
-      pleat::NcclComm borrowed = pleat::NcclComm::borrow(world.native(), {.deadline = deadline});
+      pleat::NcclComm borrowed = pleat::NcclComm::borrow(world.native(), {.deadline = 20s});
+      shared_world.watch(world.rank(), &borrowed.job());
       f(borrowed);
+      shared_world.watch(world.rank(), nullptr);
     });
   }
 };

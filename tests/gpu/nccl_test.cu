@@ -4,13 +4,13 @@
 //   nccl_test [<part of a case's name>]
 //   nccl_test --case <name>     one case: in this process, or as one rank of it when RANK is set
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
+#include <memory>
+#include <optional>
 
 #define DOCTEST_CONFIG_IMPLEMENT
+#define DOCTEST_CONFIG_NO_POSIX_SIGNALS  // stacks.hpp takes SIGABRT
 #include <doctest/doctest.h>
 
 #include <conformance/collectives.hpp>
@@ -19,8 +19,7 @@
 #include <conformance/sums.hpp>
 
 #include "nccl_failures.cuh"
-
-extern char** environ;
+#include "nccl_runner.hpp"
 
 namespace {
 
@@ -51,7 +50,9 @@ TEST_CASE("arena") {
 void run_suite(const char* name) {
   doctest::Context context;
   context.addFilter("test-case", name);
-  require(context.run() == 0, "the suite failed");
+  const int status = context.run();
+  shared_world.end();
+  require(status == 0, "the suite failed");
 }
 
 /// All operations of one world, for ranks that share no memory.
@@ -84,6 +85,28 @@ void all_operations(NcclComm& world) {
   auto alone = conformance::checked_split(
       site, [](int r) { return r; }, [](int) { return 0; });
   healthy(alone);
+}
+
+/// Each rank lets go of its groups at times of its own, while its peer waits for it in another.
+void groups_go_in_any_order(NcclComm& world) {
+  Site site(world, world);
+  const auto make = [&](int sign) {
+    return std::make_unique<NcclComm>(conformance::checked_split(
+        site, [](int) { return 0; }, [sign](int r) { return sign * r; }));
+  };
+  for (int round = 0; round < 3; ++round) {
+    std::unique_ptr<NcclComm> groups[] = {make(1), make(-1), make(1)};
+    const int first = (world.rank() + round) % 2;
+    if (world.rank() == round % 2) groups[first].reset();
+    healthy(*groups[2]);
+    groups[first].reset();
+    world.barrier(site.s());
+    site.finish();
+    if (world.rank() == round % 2) std::this_thread::sleep_for(50ms);
+    groups[1 - first].reset();
+    healthy(world);
+    healthy(*groups[2]);
+  }
 }
 
 /// NCCL's own sums, of integers, so that the order does not show; and all ways to gather unequal parts.
@@ -201,12 +224,12 @@ void borrowed_is_not_aborted() {
     auto in = site.upload(mine);
     DeviceBuffer out(800);
     {
-      NcclComm borrowed = NcclComm::borrow(world.native(), {.deadline = 700ms});
-      if (world.rank() == 1) std::this_thread::sleep_for(2s);
+      NcclComm borrowed = NcclComm::borrow(world.native(), {.deadline = 300ms});
+      if (world.rank() == 1) std::this_thread::sleep_for(1s);
       borrowed.all_gather(in.block().data, out.block().data, 100, DType::f32, site.s());
       if (world.rank() == 0) {
         conformance::require_throws<pleat::comm_error>([&] { borrowed.wait(site.s()); },
-                                                       "pleat[C04]: rank 0 waited 700 ms");
+                                                       "pleat[C04]: rank 0 waited 300 ms");
         conformance::require_throws<pleat::comm_error>([&] { borrowed.barrier(site.s()); }, "pleat[C04]");
       }
     }
@@ -228,33 +251,43 @@ std::size_t free_bytes() {
   return least;
 }
 
+std::string label_of(const char* operation, Way way, const char* more = "") {
+  return std::string(*operation != 0 ? operation : "a signal") + ": rank 1 " + name_of(way) + more;
+}
+
 /// Runs `f(world)` on two threads, of which rank 1 fails, and checks what rank 0 and the run saw.
 template <class F>
 void thread_failure(const char* operation, Way way, F f) {
-  std::string seen = "nothing";
-  std::chrono::milliseconds took{};
+  std::vector<Seen> seen(2);
+  std::string blame;
   try {
-    pleat::run_nccl_threads(
-        2,
-        [&](NcclComm& world) {
-          const auto start = std::chrono::steady_clock::now();
-          try {
-            f(world);
-          } catch (const std::exception& e) {
-            if (world.rank() == 0) {
-              seen = e.what();
-              took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-            }
-            throw;
-          }
-        },
-        {.deadline = deadline});
+    pleat::run_nccl_threads(2,
+                            [&](NcclComm& world) {
+                              std::exception_ptr thrown;
+                              seen[static_cast<std::size_t>(world.rank())] = see([&] {
+                                try {
+                                  f(world);
+                                } catch (...) {
+                                  thrown = std::current_exception();
+                                  throw;
+                                }
+                              });
+                              if (thrown) std::rethrow_exception(thrown);
+                            },
+                            {.deadline = deadline});
   } catch (const pleat::rank_error& e) {
-    require(way == Way::throws && e.rank() == failing_rank, "the run blames rank ", e.rank());
-  } catch (const pleat::comm_error&) {
-    require(way != Way::throws, "the run does not hold what rank 1 threw");
+    if (way != Way::throws || e.rank() != failing_rank) blame = e.what();
+  } catch (const pleat::comm_error& e) {
+    if (way == Way::throws) blame = e.what();
   }
-  require_outcome(seen, operation, way, took);
+  require(blame.empty(), "the run ended with `", blame, "`; rank 0 saw `", seen[0].text, "`, rank 1 saw `",
+          seen[1].text, "`");
+  require_outcome(seen[0], operation, way);
+}
+
+/// Whether an operation is one of those whose first meeting stands for all: of a whole group, and of pairs.
+bool has_meeting_of_its_own(const Waiting& waiting) {
+  return std::string_view(waiting.name) == "all_gather" || std::string_view(waiting.name) == "exchange";
 }
 
 void thread_failures() {
@@ -263,9 +296,11 @@ void thread_failures() {
   for (const bool is_warm : {true, false}) {
     for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
       for (const Waiting& waiting : waitings()) {
-        std::printf("%s: rank 1 %s%s\n", waiting.name, name_of(way), is_warm ? "" : ", nothing connected");
-        thread_failure(waiting.name, way,
-                       [&](NcclComm& world) { operation_with_failure(world, waiting, way, is_warm); });
+        if (!is_warm && !has_meeting_of_its_own(waiting)) continue;
+        timed(label_of(waiting.name, way, is_warm ? "" : ", nothing connected"), [&] {
+          thread_failure(waiting.name, way,
+                         [&](NcclComm& world) { operation_with_failure(world, waiting, way, is_warm); });
+        });
         if (before == 0) before = free_bytes();
         ++runs;
       }
@@ -273,71 +308,71 @@ void thread_failures() {
   }
   pleat::run_nccl_threads(2, healthy);
   const std::size_t after = free_bytes(), lost = before > after ? before - after : 0;
-  std::printf("after %zu failures %zu MiB less are free\n", runs, lost >> 20);
+  std::printf("%safter %zu failures %zu MiB less are free\n", part_mark, runs, lost >> 20);
   require(lost < (std::size_t{64} << 20), "failures leave ", lost >> 20, " MiB behind");
 }
 void thread_signal_failures() {
+  pleat::run_nccl_threads(2, arena_operations);
   for (const bool is_warm : {true, false}) {
     for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
-      std::printf("a signal: rank 1 %s%s\n", name_of(way), is_warm ? "" : ", before the first");
-      thread_failure("", way, [&](NcclComm& world) { signal_with_failure(world, way, is_warm); });
+      timed(label_of("", way, is_warm ? "" : ", before the first"),
+            [&] { thread_failure("", way, [&](NcclComm& world) { signal_with_failure(world, way, is_warm); }); });
     }
   }
   pleat::run_nccl_threads(2, arena_operations);
 }
 
 /// In this rank's process: a world of its own on the `i`-th port.
-NcclComm world_at(int i) {
+NcclComm world_at(int i, std::chrono::milliseconds limit) {
   auto environment = pleat::LauncherEnvironment::from_process();
   environment.port += i;
-  return NcclComm::create(pleat::rendezvous(environment, 30s), environment.local_rank, {.deadline = deadline});
+  return NcclComm::create(pleat::rendezvous(environment, 10s), environment.local_rank, {.deadline = limit});
 }
+/// Runs `f(world)` in this rank's process, on a world of its own, and checks what rank 0 saw.
 template <class F>
-void process_failure(int i, const char* operation, Way way, F f) {
-  std::printf("%s: rank 1 %s\n", *operation != 0 ? operation : "a signal", name_of(way));
-  std::fflush(stdout);
-  std::string seen = "nothing";
-  int rank = 0;
-  std::chrono::milliseconds took{};
-  try {
-    NcclComm world = world_at(i);
-    rank = world.rank();
-    const auto start = std::chrono::steady_clock::now();
-    try {
-      f(world);
-    } catch (const std::exception& e) {
-      took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-      world.abandon(e.what());
-      throw;
-    }
-  } catch (const std::exception& e) {
-    seen = e.what();
-  }
-  if (rank == 0) require_outcome(seen, operation, way, took);
+void process_failure(int i, std::chrono::milliseconds limit, const char* operation, Way way, F f) {
+  timed(label_of(operation, way), [&] {
+    std::optional<NcclComm> world(world_at(i, limit));
+    const int rank = world->rank();
+    const Seen seen = see([&] {
+      try {
+        f(*world);
+      } catch (const std::exception& e) {
+        world->abandon(e.what());
+        throw;
+      }
+    });
+    world.reset();
+    if (rank == 0) require_outcome(seen, operation, way);
+  });
 }
+/// All in one pair of processes. The meetings of what is not connected are the Job's, which unit tests run in
+/// processes.
 void process_failures() {
   int i = 0;
-  for (const bool is_warm : {true, false}) {
-    for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
-      for (const Waiting& waiting : waitings()) {
-        process_failure(++i, waiting.name, way,
-                        [&](NcclComm& world) { operation_with_failure(world, waiting, way, is_warm); });
-      }
-      process_failure(++i, "", way, [&](NcclComm& world) { signal_with_failure(world, way, is_warm); });
+  std::optional<NcclComm> first(world_at(++i, 20s));
+  healthy(*first);  // loads what is loaded once
+  first.reset();
+  for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
+    for (const Waiting& waiting : waitings()) {
+      process_failure(++i, deadline, waiting.name, way,
+                      [&](NcclComm& world) { operation_with_failure(world, waiting, way, true); });
     }
+    process_failure(++i, deadline, "", way, [&](NcclComm& world) { signal_with_failure(world, way, true); });
   }
-  NcclComm world = world_at(++i);
+  NcclComm world = world_at(++i, 20s);
   healthy(world);
 }
 /// Rank 0 survives; the launcher expects rank 1 to be killed.
 void process_killed(const std::string& operation) {
   for (const Waiting& waiting : waitings()) {
     if (operation != waiting.name) continue;
-    process_failure(0, waiting.name, Way::is_killed,
+    process_failure(0, 20s, waiting.name, Way::is_killed,
                     [&](NcclComm& world) { operation_with_failure(world, waiting, Way::is_killed, true); });
   }
   if (operation == "a signal") {
-    process_failure(0, "", Way::is_killed, [](NcclComm& world) { signal_with_failure(world, Way::is_killed, true); });
+    process_failure(0, 20s, "", Way::is_killed,
+                    [](NcclComm& world) { signal_with_failure(world, Way::is_killed, true); });
   }
 }
 /// NcclComm's destructor is what tells the others.
@@ -356,165 +391,57 @@ void process_unwinds() {
   require(seen.find("pleat[C02]: rank 1 failed after") == 0, "rank 0 saw `", seen, "`");
 }
 
-struct Case {
-  std::string name;
-  bool is_processes;
-  std::function<void()> run;
-  int limit_s = 120;
-  bool kills_rank_1 = false;
-};
+/// What ranks do whose jobs go well.
+void operations(NcclComm& world) {
+  const auto part = [&](const char* name, void (*f)(NcclComm&)) {
+    world.rank() == 0 ? timed(name, [&] { f(world); }) : f(world);
+  };
+  part("all operations", all_operations);
+  part("groups go in any order", groups_go_in_any_order);
+  part("NCCL's own", native_operations);
+  part("arena", arena_operations);
+}
+
 std::vector<Case> cases() {
-  const auto in_threads = [](void (*f)(NcclComm&)) {
-    return [f] { pleat::run_nccl_threads(2, f, {.deadline = 20s}); };
-  };
-  const auto in_processes = [](void (*f)(NcclComm&)) {
-    return [f] {
-      NcclComm world = NcclComm::from_environment({.deadline = 20s});
-      f(world);
-    };
-  };
   std::vector<Case> all{
-      {"threads: suite, owned", false, [] { run_suite("owned"); }, 240},
-      {"threads: suite, handles", false, [] { run_suite("handles"); }, 240},
-      {"threads: suite, borrowed", false, [] { run_suite("borrowed"); }, 240},
-      {"threads: suite, arena", false, [] { run_suite("arena"); }, 240},
-      {"threads: native operations", false, in_threads(native_operations)},
-      {"threads: arena operations", false, in_threads(arena_operations)},
+      {"threads: suite, owned", false, [] { run_suite("owned"); }, 60},
+      {"threads: suite, handles", false, [] { run_suite("handles"); }, 60},
+      {"threads: suite, borrowed", false, [] { run_suite("borrowed"); }, 60},
+      {"threads: suite, arena", false, [] { run_suite("arena"); }, 60},
+      {"threads: operations", false, [] { pleat::run_nccl_threads(2, operations, {.deadline = 20s}); }},
       {"threads: refusals", false, refusals},
       {"threads: borrowed, given up", false, borrowed_is_not_aborted},
-      {"threads: failures", false, thread_failures, 300},
-      {"threads: failures, signals", false, thread_signal_failures, 120},
-      {"processes: all operations", true, in_processes(all_operations)},
-      {"processes: native operations", true, in_processes(native_operations)},
-      {"processes: arena operations", true, in_processes(arena_operations)},
-      {"processes: failures", true, process_failures, 300},
+      {"threads: failures", false, thread_failures, 90},
+      {"threads: failures, signals", false, thread_signal_failures, 60},
+      {"processes: operations", true,
+       [] {
+         NcclComm world = NcclComm::from_environment({.deadline = 20s});
+         operations(world);
+       }},
+      {"processes: failures", true, process_failures, 90},
       {"processes: an exception unwinds", true, process_unwinds},
   };
   std::vector<std::string> operations{"a signal"};
   for (const Waiting& waiting : waitings()) operations.push_back(waiting.name);
   for (const std::string& operation : operations) {
-    all.push_back({"processes: killed in " + operation, true, [operation] { process_killed(operation); }, 60, true});
+    all.push_back(
+        {"processes: killed in " + operation, true, [operation] { process_killed(operation); }, 30, failing_rank});
   }
-  all.push_back({"processes: healthy after all", true, in_processes(healthy)});
+  all.push_back({"processes: healthy after all", true, [] {
+                   NcclComm world = NcclComm::from_environment({.deadline = 20s});
+                   healthy(world);
+                 }});
   return all;
-}
-
-int run_case(const std::string& name) {
-  for (const Case& one : cases()) {
-    if (one.name != name) continue;
-    try {
-      one.run();
-      return 0;
-    } catch (const std::exception& e) {
-      std::printf("FAILED: %s\n", e.what());
-      return 1;
-    }
-  }
-  std::printf("no case is named %s\n", name.c_str());
-  return 2;
-}
-
-/// A program of this executable: `rank` of two, or alone when it is negative. Its output goes to a file.
-pid_t spawn(const char* self, const std::string& name, int rank, int port, const std::string& output) {
-  std::vector<std::string> texts;
-  if (rank >= 0) {
-    texts = {"RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank), "WORLD_SIZE=2",
-             "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(port)};
-  }
-  texts.push_back("NCCL_NVLS_ENABLE=0");
-  std::vector<char*> environment;
-  for (std::string& text : texts) environment.push_back(text.data());
-  for (char** i = environ; *i != nullptr; ++i) environment.push_back(*i);
-  environment.push_back(nullptr);
-  std::string argument = name;
-  char flag[] = "--case", *arguments[] = {const_cast<char*>(self), flag, argument.data(), nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  pid_t id = -1;
-  const int status = posix_spawn(&id, self, &actions, nullptr, arguments, environment.data());
-  posix_spawn_file_actions_destroy(&actions);
-  return status == 0 ? id : -1;
-}
-
-/// Waits until all have ended, at most `limit_s`; kills who is left. The wait statuses, -1 for the killed.
-std::vector<int> wait_for(const std::vector<pid_t>& programs, int limit_s) {
-  std::vector<int> statuses(programs.size(), -1);
-  std::size_t left = programs.size();
-  std::vector<char> has_ended(programs.size(), 0);
-  for (int i = 0; i < limit_s * 100 && left > 0; ++i) {
-    for (std::size_t p = 0; p < programs.size(); ++p) {
-      if (has_ended[p] || ::waitpid(programs[p], &statuses[p], WNOHANG) <= 0) continue;
-      has_ended[p] = 1;
-      --left;
-    }
-    if (left > 0) ::usleep(10000);
-  }
-  for (std::size_t p = 0; p < programs.size(); ++p) {
-    if (has_ended[p]) continue;
-    ::kill(programs[p], SIGKILL);
-    (void)::waitpid(programs[p], nullptr, 0);
-    statuses[p] = -1;
-  }
-  return statuses;
-}
-
-void print_file(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "r");
-  if (file == nullptr) return;
-  std::vector<std::string> lines;
-  char line[2000];
-  while (std::fgets(line, sizeof line, file) != nullptr) lines.emplace_back(line);
-  std::fclose(file);
-  for (std::size_t i = lines.size() > 25 ? lines.size() - 25 : 0; i < lines.size(); ++i) {
-    std::printf("      %s", lines[i].c_str());
-  }
-}
-
-int run_all(const char* self, const std::string& part) {
-  int failed = 0, port = 12000 + static_cast<int>(::getpid() % 10000);
-  for (const Case& one : cases()) {
-    if (one.name.find(part) == std::string::npos) continue;
-    const auto start = std::chrono::steady_clock::now();
-    std::vector<pid_t> programs;
-    std::vector<std::string> outputs;
-    port += 100;  // a case may use the ports behind its own
-    for (int r = 0; r < (one.is_processes ? 2 : 1); ++r) {
-      char path[] = "/tmp/nccl_test_XXXXXX";
-      ::close(::mkstemp(path));
-      outputs.emplace_back(path);
-      programs.push_back(spawn(self, one.name, one.is_processes ? r : -1, port, outputs.back()));
-    }
-    const std::vector<int> statuses = wait_for(programs, one.limit_s);
-    bool is_good = true;
-    for (std::size_t r = 0; r < statuses.size(); ++r) {
-      const bool was_killed = WIFSIGNALED(statuses[r]) && WTERMSIG(statuses[r]) == SIGKILL;
-      is_good = is_good && (one.kills_rank_1 && r == failing_rank ? statuses[r] != -1 && was_killed : statuses[r] == 0);
-    }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    std::printf("%-6s  %-36s  %6.1f s\n", is_good ? "ok" : "FAILED", one.name.c_str(), took.count());
-    failed += is_good ? 0 : 1;
-    for (std::size_t r = 0; r < outputs.size(); ++r) {
-      if (!is_good)
-        std::printf("    rank %zu, status %d%s\n", r, statuses[r], statuses[r] == -1 ? " (out of time)" : "");
-      if (!is_good) print_file(outputs[r]);
-      ::unlink(outputs[r].c_str());
-    }
-    std::fflush(stdout);
-  }
-  std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
-  return failed == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return run_case(argv[2]);
+  if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return run_case(cases(), argv[2]);
   const int devices = pleat::cuda_device_count();
   if (devices < 2) {
     std::printf("skipped: %d GPUs, 2 are needed\n", devices);
     return 77;
   }
-  return run_all("/proc/self/exe", argc > 1 ? argv[1] : "");
+  return run_all(cases(), "/proc/self/exe", argc > 1 ? argv[1] : "");
 }
