@@ -92,6 +92,19 @@ TEST_CASE("[C03]: a rank that has returned is not waited for") {
   CHECK(endings[0].after < 5s);
   CHECK(endings[1].text == "returned");
 }
+TEST_CASE("[C03]: a rank that leaves has returned, however long its job is kept") {
+  const auto texts = run_threads(
+      2,
+      [](Job& job) {
+        job.enter("split");
+        if (job.rank() == 0) job.meet(first_ranks(2), 20);
+        job.leave();
+        std::this_thread::sleep_for(2s);
+      },
+      500ms);
+  CHECK_MESSAGE(contains(texts[0], "pleat[C03]: rank 1 has returned, while rank 0 waits for it in split"), texts[0]);
+  CHECK(texts[1] == "returned");
+}
 TEST_CASE("a rank that has returned is nobody's failure while nobody waits for it") {
   const auto endings = run_jobs(2, [](Job& job) {
     job.meet(first_ranks(2), 20);
