@@ -177,7 +177,7 @@ TEST_CASE("the plan records what the table says, and prints it") {
 
 TEST_CASE("the credits may be captured in graphs") {
   const auto log = std::make_shared<testing_support::DisciplineLog>();
-  run_ranks(3, [&](ThreadComm& world) {
+  const auto run = [&](ThreadComm& world) {
     const PeerCollectivesPlan plan = plan_peer_collectives(3, 64, small_table);
     testing_support::DisciplineArena arena(world, plan.footprint().symmetric, log, 3);
     auto op = bind(plan, JitterExecutor{}, GroupComm<ThreadComm>(world),
@@ -187,7 +187,8 @@ TEST_CASE("the credits may be captured in graphs") {
       (void)op.all_to_all(in.data(), 64, DType::u8, {});
       if (round > 0) op.release({});
     }
-  });
+  };
+  run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
   CHECK(log->breaches() == "");
 }
 

@@ -64,7 +64,7 @@ TEST_CASE("the bits of reduce_scatter_ordered") {
 
 TEST_CASE("the credits of sums may be captured in graphs") {
   const auto log = std::make_shared<testing_support::DisciplineLog>();
-  run_ranks(3, [&](ThreadComm& world) {
+  const auto run = [&](ThreadComm& world) {
     const PeerReduceScatterPlan plan{.ranks = 3, .block_elems = 4};
     testing_support::DisciplineArena arena(world, plan.footprint().symmetric, log, 3);
     auto op = bind(plan, JitterExecutor{}, GroupComm<ThreadComm>(world),
@@ -74,7 +74,8 @@ TEST_CASE("the credits of sums may be captured in graphs") {
       std::memset(op.input({}), 0, 3 * sizeof out);
       op.reduce_scatter(out, DType::f32, 4, false, {});
     }
-  });
+  };
+  run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
   CHECK(log->breaches() == "");
 }
 
