@@ -56,7 +56,7 @@ class CudaDriver {
   /// Whether waits also wait for the peers' earlier writes to arrive.
   bool flushes_remote_writes() const { return (wait_flags_ & CU_STREAM_WAIT_VALUE_FLUSH) != 0; }
 
- private:
+  /// Looks a driver function up by name; for what a few need.
   template <class Function>
   static void find(Function& function, const char* name, unsigned int version) {
     void* found = nullptr;
@@ -68,13 +68,7 @@ class CudaDriver {
     }
     function = reinterpret_cast<Function>(found);
   }
-  static CUdeviceptr address(const std::uint64_t* word) { return reinterpret_cast<CUdeviceptr>(word); }
-
-  int attribute(CUdevice_attribute which, int device) const {
-    int value = 0;
-    check(attribute_(&value, which, device), "cuDeviceGetAttribute");
-    return value;
-  }
+  /// Throws what a driver call returned; `call` names it. Errors: C20.
   void check(CUresult status, const char* call) const {
     if (status == CUDA_SUCCESS) return;
     const char *name = "unknown error", *text = "";
@@ -83,6 +77,14 @@ class CudaDriver {
     fail<cuda_error>("pleat[C20]: ", call, " failed: ", name, ", ", text);
   }
 
+ private:
+  static CUdeviceptr address(const std::uint64_t* word) { return reinterpret_cast<CUdeviceptr>(word); }
+
+  int attribute(CUdevice_attribute which, int device) const {
+    int value = 0;
+    check(attribute_(&value, which, device), "cuDeviceGetAttribute");
+    return value;
+  }
   PFN_cuGetErrorName_v6000 error_name_ = nullptr;
   PFN_cuGetErrorString_v6000 error_string_ = nullptr;
   PFN_cuStreamWriteValue64_v11070 write_value_ = nullptr;

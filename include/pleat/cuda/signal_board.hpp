@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <pleat/comm/signal_protocol.hpp>
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/cuda/driver.hpp>
+#include <pleat/cuda/side_context.hpp>
 #include <pleat/cuda/stream.hpp>
 
 namespace pleat::inline v0 {
@@ -57,11 +59,18 @@ class SignalBoard {
   }
 
   /// Ends what this rank's streams wait for now, so that they can be waited for; data are undefined from here on.
-  /// Repeat it until they are idle. The copy engine does it, whatever occupies the multiprocessors.
+  /// Repeat it until they are idle. The copy engine does it, whatever occupies the multiprocessors; where the release
+  /// stream stands in one queue with those that wait, a second context does.
   void release() noexcept {
     try {
       const CudaDeviceScope device(device_);
-      (void)cudaMemcpyAsync(flags_.data, released_.data(), used_bytes(), cudaMemcpyHostToDevice, release_stream_);
+      const auto now = std::chrono::steady_clock::now();
+      if (cudaStreamQuery(release_stream_) != cudaErrorNotReady) {
+        (void)cudaMemcpyAsync(flags_.data, released_.data(), used_bytes(), cudaMemcpyHostToDevice, release_stream_);
+        release_began_ = now;
+      } else if (now - release_began_ > queue_limit) {
+        side().write(flags_.data, released_.data(), used_bytes());
+      }
     } catch (const error&) {  // no device any more, so nothing waits on it
     }
   }
@@ -103,7 +112,7 @@ class SignalBoard {
     int looks_ = 0;
   };
   static constexpr Duration release_limit = std::chrono::seconds(2);
-  static constexpr Duration look_limit = std::chrono::milliseconds(500);
+  static constexpr Duration queue_limit = std::chrono::milliseconds(50);  // a copy of flags takes microseconds
 
   /// Some flags: the first of them, and how many.
   struct Places {
@@ -128,6 +137,10 @@ class SignalBoard {
     check_cuda(status, "cudaStreamQuery");
     return true;
   }
+  SideContext& side() {
+    if (!side_) side_ = std::make_unique<SideContext>(driver_, device_, flags_.size_bytes);
+    return *side_;
+  }
   std::size_t used_bytes() const { return waiters_.size() * sizeof(std::uint64_t); }
   int world_rank(int source) const { return world_ranks_[static_cast<std::size_t>(source)]; }
 
@@ -135,9 +148,7 @@ class SignalBoard {
     const auto until = std::chrono::steady_clock::now() + release_limit;
     while (cudaStreamQuery(s) == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
       release();
-      while (cudaStreamQuery(release_stream_) == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
-        std::this_thread::yield();
-      }
+      std::this_thread::yield();
     }
   }
 
@@ -145,9 +156,11 @@ class SignalBoard {
   Message not_seen() {
     check_cuda(cudaMemcpyAsync(seen_.data(), flags_.data, used_bytes(), cudaMemcpyDeviceToHost, release_stream_),
                "cudaMemcpyAsync");
-    const auto until = std::chrono::steady_clock::now() + look_limit;
+    const auto until = std::chrono::steady_clock::now() + queue_limit;
     for (Pause pause; !is_idle(release_stream_); pause()) {
-      if (std::chrono::steady_clock::now() > until) return message_of("; its flags cannot be read");
+      if (std::chrono::steady_clock::now() < until) continue;
+      side().read(seen_.data(), flags_.data, used_bytes());
+      break;
     }
     Places missing, in_graphs;
     for (std::size_t word = 0; word < waiters_.size(); ++word) {
@@ -182,6 +195,8 @@ class SignalBoard {
   int device_ = 0;
   Block flags_;
   CudaStream release_stream_;
+  std::chrono::steady_clock::time_point release_began_{};
+  std::unique_ptr<SideContext> side_;
   PinnedBuffer released_;              // what a release writes
   PinnedBuffer seen_;                  // a copy of the flags, to tell which signals are missing
   std::vector<SignalWaiter> waiters_;  // [word]
