@@ -20,7 +20,7 @@ class CollectiveRows {
   using leaf = moe_leaf<typename Executor::device_type>;
 
   CollectiveRows(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> comm, Carver& scratch,
-                 Carver& persistent, Carver& pinned)
+                 Carver& persistent, Carver& pinned, Stream s)
       : plan_(plan),
         executor_(executor),
         comm_(comm),
@@ -31,8 +31,8 @@ class CollectiveRows {
         recv_bytes_(static_cast<std::size_t>(plan.ranks)) {
     const auto n = static_cast<std::size_t>(plan.ranks);
     const std::vector<std::byte*> outgoing(n, buffers_.outgoing), incoming(n, buffers_.incoming);
-    executor.copy(tables_.outgoing, outgoing.data(), n * sizeof(std::byte*), {});
-    executor.copy(tables_.incoming, incoming.data(), n * sizeof(std::byte*), {});
+    executor.copy(tables_.outgoing, outgoing.data(), n * sizeof(std::byte*), s);
+    executor.copy(tables_.incoming, incoming.data(), n * sizeof(std::byte*), s);
   }
 
   RowTable open(RowKind kind, DispatchSaved& saved, Stream s) {

@@ -35,15 +35,16 @@ class Dispatch {
   using leaf = moe_leaf<device_type>;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  /// Errors: shape_error T02, comm_error C07, C08, E06, E09.
-  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory)
+  /// See `bind`.
+  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
+           Stream s)
       : plan_(plan),
         executor_(executor),
         ep_(ep),
         persistent_(memory.persistent),
         status_(plan.carve_status(persistent_)),
-        rows_(make_rows(memory)) {
-    executor_.zero(status_, sizeof(DispatchStatus), {});
+        rows_(make_rows(memory, s)) {
+    executor_.zero(status_, sizeof(DispatchStatus), s);
   }
   const DispatchPlan& plan() const { return plan_; }
 
@@ -175,11 +176,11 @@ class Dispatch {
 
   using Peers = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
   using Rows = std::variant<PeerRows<Executor, Peers>, CollectiveRows<Executor, Comm>>;
-  Rows make_rows(const Memory<Arena>& memory) {
+  Rows make_rows(const Memory<Arena>& memory, Stream s) {
     check_group(ep_.size(), plan_.ranks);
     if (plan_.options.transport == Transport::collective) {
       Carver scratch(memory.scratch), pinned(memory.pinned_host);
-      return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent_, pinned);
+      return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent_, pinned, s);
     }
     if (memory.arena == nullptr) {
       fail<comm_error>(
@@ -187,7 +188,7 @@ class Dispatch {
     }
     using PeerTransport = PeerRows<Executor, Peers>;
     Peers peers = memory.arena->open(ep_.ranks(), plan_.footprint().symmetric, PeerTransport::channels);
-    return PeerTransport(plan_, executor_, std::move(peers), persistent_);
+    return PeerTransport(plan_, executor_, std::move(peers), persistent_, s);
   }
 
   DispatchPlan plan_;
@@ -198,11 +199,13 @@ class Dispatch {
   Rows rows_;
 };
 
-/// Collective over the arena's ranks in the sense of symmetric_arena; see Dispatch for the errors.
+/// Collective over the arena's ranks in the sense of symmetric_arena. What it writes is ordered on `s`, the stream that
+/// the calls compute on. Errors: shape_error T02, comm_error C07, C08, E06, E09.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 Dispatch<Executor, Comm, Arena> bind(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep,
-                                     const Memory<Arena>& memory) {
-  return {plan, executor, ep, memory};
+                                     const Memory<Arena>& memory,
+                                     typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  return {plan, executor, ep, memory, s};
 }
 
 }  // namespace pleat::inline v0::moe

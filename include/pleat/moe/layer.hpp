@@ -121,12 +121,12 @@ class Layer {
   using Stream = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory)
+  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, Stream s)
       : plan_(plan),
         executor_(executor),
         scratch_(take_scratch(plan, memory)),
         router_(plan.router),
-        dispatch_(plan.dispatch, executor, ep, memory),
+        dispatch_(plan.dispatch, executor, ep, memory, s),
         experts_(plan.experts, memory.scratch) {}
   const LayerPlan& plan() const { return plan_; }
 
@@ -226,11 +226,13 @@ class Layer {
   Experts<Executor> experts_;
 };
 
-/// Errors: shape_error T02, comm_error C07, C08, E06, E09.
+/// What it writes is ordered on `s`, the stream that the calls compute on. Errors: shape_error T02, comm_error C07,
+/// C08, E06, E09.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
-                                  const Memory<Arena>& memory) {
-  return {plan, executor, ep, memory};
+                                  const Memory<Arena>& memory,
+                                  typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  return {plan, executor, ep, memory, s};
 }
 
 }  // namespace pleat::inline v0::moe

@@ -19,7 +19,7 @@ class PeerRows {
   static constexpr int channels = 4;
 
   /// Fills the device tables and gives every peer its first credits.
-  PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent)
+  PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
       : plan_(plan), executor_(executor), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
     Carver symmetric;
     plan.carve_window(symmetric);
@@ -39,12 +39,12 @@ class PeerRows {
       incoming_first.push_back(p * plan.shape.max_tokens);
     }
     for (int way = 0; way < 2; ++way) {
-      executor.copy(tables_.outgoing[way], outgoing[way].data(), n * sizeof(std::byte*), {});
-      executor.copy(tables_.incoming[way], incoming[way].data(), n * sizeof(std::byte*), {});
+      executor.copy(tables_.outgoing[way], outgoing[way].data(), n * sizeof(std::byte*), s);
+      executor.copy(tables_.incoming[way], incoming[way].data(), n * sizeof(std::byte*), s);
     }
-    executor.copy(tables_.outgoing_first, outgoing_first.data(), n * sizeof(std::int64_t), {});
-    executor.copy(tables_.incoming_first, incoming_first.data(), n * sizeof(std::int64_t), {});
-    for (const Way way : {Way::to_experts, Way::to_sources}) grant(way, {});
+    executor.copy(tables_.outgoing_first, outgoing_first.data(), n * sizeof(std::int64_t), s);
+    executor.copy(tables_.incoming_first, incoming_first.data(), n * sizeof(std::int64_t), s);
+    for (const Way way : {Way::to_experts, Way::to_sources}) grant(way, s);
   }
 
   /// Where to write rows; what follows runs when all peers have read the rows before.
