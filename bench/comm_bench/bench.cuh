@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 
 #include "operations.cuh"
 #include "peer_operations.cuh"
@@ -27,6 +28,8 @@ class Bench {
     for (const std::size_t bytes : sizes) reduce_scatter(bytes);
     peer_.check();
     leaves();
+    report_.title("proposed table; us: all_gather and all_to_all together; floor: the copies");
+    propose();
   }
 
  private:
@@ -36,16 +39,20 @@ class Bench {
     report_.add({operation, way, bytes, us, gb_per_s(bytes, us), floor_us}, bars);
     return us;
   }
-  // What the library's table chooses is held to the bars.
-  static bool is_stored(std::size_t bytes) { return bytes <= pleat::TransferTable{}.store_bytes; }
-  static_assert(std::find(std::begin(store_ctas), std::end(store_ctas), pleat::TransferTable{}.store_ctas) !=
-                std::end(store_ctas));
-  static bool is_chosen(std::size_t bytes, std::size_t i) {
-    return is_stored(bytes) && store_ctas[i] == pleat::TransferTable{}.store_ctas;
+  // What the library's table chooses is held to the bars. `ctas` 0: copies.
+  static bool is_chosen(std::size_t bytes, int ctas) {
+    return pleat::store_ctas_of(pleat::TransferTable{}.stores, bytes) == ctas;
   }
+  static_assert([] {
+    for (const pleat::StoreStep& step : pleat::TransferTable{}.stores) {
+      if (step.up_to_bytes > most_store_bytes) return false;
+      if (step.up_to_bytes != 0 && std::ranges::count(store_ctas, step.ctas) == 0) return false;
+    }
+    return true;
+  }());
   static std::string stores_name(std::size_t i) { return "peer stores, " + std::to_string(store_ctas[i]) + " CTAs"; }
-  static std::vector<Bar> no_bars() { return {}; }
-  static std::vector<Bar> bars(std::size_t bytes, double copy_us, double nccl_us) {
+  static std::vector<Bar> bars(std::size_t bytes, int ctas, double copy_us, double nccl_us) {
+    if (!is_chosen(bytes, ctas)) return {};
     std::vector<Bar> result{{"NCCL", nccl_us}};
     if (bytes >= 128 * mib) {
       result.push_back({"1.05 (floor + 10)", 1.05 * (copy_us + 10)});
@@ -83,11 +90,12 @@ class Bench {
       measure(name, "CudaThreadComm", comm_all_gather(site_, *threads_, bytes), bytes, floor_us);
     }
     for (std::size_t i = 0; i < std::size(store_ctas) && bytes <= most_store_bytes; ++i) {
-      measure(name, stores_name(i), peer_.stores_all_gather(i, bytes), bytes, floor_us,
-              is_chosen(bytes, i) ? bars(bytes, floor_us, nccl_us) : no_bars());
+      const int ctas = store_ctas[i];
+      ways_us_[bytes][ctas] += measure(name, stores_name(i), peer_.stores_all_gather(i, bytes), bytes, floor_us,
+                                       bars(bytes, ctas, floor_us, nccl_us));
     }
-    const auto chosen = is_stored(bytes) ? no_bars() : bars(bytes, floor_us, nccl_us);
-    measure(name, "peer copies", peer_.copies_all_gather(bytes), bytes, floor_us, chosen);
+    ways_us_[bytes][0] += measure(name, "peer copies", peer_.copies_all_gather(bytes), bytes, floor_us,
+                                  bars(bytes, 0, floor_us, nccl_us));
     measure(name, "peer copies, in place", peer_.copies_all_gather_in_place(bytes), bytes, floor_us);
   }
   void all_to_all(std::size_t bytes, double floor_us) {
@@ -99,11 +107,12 @@ class Bench {
       measure(name, "CudaThreadComm", comm_all_to_all(site_, *threads_, bytes), bytes, floor_us);
     }
     for (std::size_t i = 0; i < std::size(store_ctas) && bytes <= most_store_bytes; ++i) {
-      measure(name, stores_name(i), peer_.stores_all_to_all(i, bytes), bytes, floor_us,
-              is_chosen(bytes, i) ? bars(bytes, floor_us, nccl_us) : no_bars());
+      const int ctas = store_ctas[i];
+      ways_us_[bytes][ctas] += measure(name, stores_name(i), peer_.stores_all_to_all(i, bytes), bytes, floor_us,
+                                       bars(bytes, ctas, floor_us, nccl_us));
     }
-    const auto chosen = is_stored(bytes) ? no_bars() : bars(bytes, floor_us, nccl_us);
-    measure(name, "peer copies", peer_.copies_all_to_all(bytes), bytes, floor_us, chosen);
+    ways_us_[bytes][0] += measure(name, "peer copies", peer_.copies_all_to_all(bytes), bytes, floor_us,
+                                  bars(bytes, 0, floor_us, nccl_us));
   }
   void reduce_scatter(std::size_t bytes) {
     const char* const name = "reduce_scatter";
@@ -121,6 +130,18 @@ class Bench {
     measure(name, "peer, ordered", peer_.ordered_sum(bytes), bytes, floor_us, limits);
     if (threads_ != nullptr) {
       measure(name, "CudaThreadComm, ordered", comm_ordered_sum(site_, *threads_, bytes), bytes, floor_us);
+    }
+  }
+
+  /// For every size the way that takes the fewest multiprocessors within 2% of the fastest.
+  void propose() {
+    for (const auto& [bytes, ways] : ways_us_) {
+      const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+      const double most_us = 1.02 * std::min_element(ways.begin(), ways.end(), less)->second;
+      const auto [ctas, us] =
+          *std::find_if(ways.begin(), ways.end(), [&](const auto& w) { return w.second <= most_us; });
+      report_.add({"step", ctas == 0 ? "copies" : std::to_string(ctas) + " CTAs", bytes, us, gb_per_s(2 * bytes, us),
+                   ways.at(0)});
     }
   }
 
@@ -164,7 +185,8 @@ class Bench {
   PeerOperations& peer_;
   Report& report_;
   pleat::CudaThreadComm* threads_;
-  std::vector<double> copy_us_;  // of the bare copy engine, per size
+  std::vector<double> copy_us_;                           // of the bare copy engine, per size
+  std::map<std::size_t, std::map<int, double>> ways_us_;  // of all_gather and all_to_all; [bytes, CTAs or 0]
 };
 
 }  // namespace comm_bench

@@ -12,8 +12,8 @@ namespace comm_bench {
 
 /// Stores are measured beyond the sizes that the table gives them, with several numbers of CTAs: the table is made of
 /// these rows.
-inline constexpr std::size_t most_store_bytes = 8 * mib;
-inline constexpr int store_ctas[] = {8, 16, 32};
+inline constexpr std::size_t most_store_bytes = 64 * mib;
+inline constexpr int store_ctas[] = {1, 2, 4, 8, 16, 32, 64, 132};
 
 /// All of it bound to one arena.
 class PeerOperations {
@@ -72,11 +72,11 @@ class PeerOperations {
   };
 
   static pleat::PeerCollectivesPlan copies_plan(std::size_t most_block_bytes) {
-    return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_block_bytes, {.store_bytes = 0});
+    return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_block_bytes, {.stores = {}});
   }
   static pleat::PeerCollectivesPlan stores_plan(int ctas) {
     return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_store_bytes,
-                                                             {.store_bytes = most_store_bytes, .store_ctas = ctas});
+                                                             {.stores = {{{most_store_bytes, ctas}}}});
   }
   static pleat::PeerReduceScatterPlan sums_plan(std::size_t most_block_bytes) {
     return {.ranks = ranks, .block_elems = most_block_bytes / 4};

@@ -26,7 +26,7 @@ struct PeerCollectivesPlan {
   int ranks = 1;
   std::size_t block_bytes = 0;  // the largest block
   std::size_t store_bytes = 0;  // the largest that travels by stores
-  int store_ctas = 0;
+  StoreSteps stores = {};       // those of the table that blocks need
   int store_channels = 0;
   std::size_t store_persistent_bytes = 0;
   std::size_t beside_bytes = 0;  // see TransferTable
@@ -54,7 +54,10 @@ struct PeerCollectivesPlan {
 };
 constexpr void append_to(Message& message, const PeerCollectivesPlan& p) {
   message.append("peer collectives ranks=").append(p.ranks).append(" block_bytes=").append(p.block_bytes);
-  message.append(" store_bytes=").append(p.store_bytes).append(" store_ctas=").append(p.store_ctas);
+  message.append(" stores=");
+  for (std::size_t i = 0; i < p.stores.size() && p.stores[i].up_to_bytes != 0; ++i) {
+    message.append(i == 0 ? "" : ",").append(p.stores[i].up_to_bytes).append(":").append(p.stores[i].ctas);
+  }
   message.append(" beside_bytes=").append(p.beside_bytes);
 }
 
@@ -65,11 +68,17 @@ constexpr PeerCollectivesPlan plan_peer_collectives(int ranks, std::size_t block
                                                     const TransferTable& table = {}) {
   PeerCollectivesPlan plan{.ranks = ranks, .block_bytes = block_bytes, .beside_bytes = table.beside_bytes};
   if constexpr (Stores::exist) {
-    if (ranks > 1 && table.store_bytes > 0) {
-      plan.store_bytes = table.store_bytes < block_bytes ? table.store_bytes : block_bytes;
-      plan.store_ctas = table.store_ctas;
-      plan.store_channels = Stores::channels(table.store_ctas);
-      plan.store_persistent_bytes = Stores::persistent_bytes(ranks, table.store_ctas);
+    int most_ctas = 0;
+    for (std::size_t i = 0; ranks > 1 && plan.store_bytes < block_bytes && i < table.stores.size(); ++i) {
+      const StoreStep step = table.stores[i];
+      if (step.up_to_bytes == 0) break;
+      plan.stores[i] = {step.up_to_bytes < block_bytes ? step.up_to_bytes : block_bytes, step.ctas};
+      plan.store_bytes = plan.stores[i].up_to_bytes;
+      most_ctas = step.ctas < most_ctas ? most_ctas : step.ctas;
+    }
+    if (most_ctas > 0) {
+      plan.store_channels = Stores::channels(most_ctas);
+      plan.store_persistent_bytes = Stores::persistent_bytes(ranks, most_ctas);
     }
   }
   return plan;
@@ -77,11 +86,11 @@ constexpr PeerCollectivesPlan plan_peer_collectives(int ranks, std::size_t block
 
 /// All-gather and all-to-all whose results stay in the window: what a peer sends is written where it is read. At most
 /// two results are in use; `release` gives the oldest back. Inputs are ready on `s.compute`, and what follows there
-/// sees the result and may overwrite the input; transfers run on `s.comm`, large own blocks beside them on `s.compute`.
-/// Every rank makes the same calls in the same order. Moves (ranks - 1) * elems elements each way.
+/// sees the result and may overwrite the input; transfers run on `s.compute`, large own blocks beside them on `s.comm`.
+/// Every rank makes the same calls, release too, in the same order. Moves (ranks - 1) * elems elements each way.
 ///
 /// May be captured in a graph after a call of every kind of transfer in it; the graph has an even number of each, and
-/// as many results are in use before it as after it.
+/// between its launches there is an even number of each; as many results are in use before it as after it.
 template <executor Executor, peer_access Peers, class Stores = NoStores>
 class PeerCollectives {
  public:
@@ -95,14 +104,14 @@ class PeerCollectives {
         executor_(executor),
         peers_(std::move(peers)),
         input_ready_(executor_.make_event()),
-        output_ready_(executor_.make_event()) {
+        own_ready_(executor_.make_event()) {
     Carver memory(Block{peers_.base(peers_.rank()), plan_.footprint().symmetric});
     const PeerCollectivesPlan::Window window = plan_.carve(memory);
     copied_.slots = window.copied;
     stored_.slots = window.stored;
     if constexpr (Stores::exist) {
       if (plan_.store_bytes > 0) {
-        stores_.emplace(peers_, detail::slot_channels, plan_.store_ctas, persistent, deadline, s);
+        stores_.emplace(peers_, detail::slot_channels, most_store_ctas(), persistent, deadline, s);
         stores_to_release_ = peer_slots;
       }
     }
@@ -162,6 +171,11 @@ class PeerCollectives {
     int slot = 0;
   };
 
+  int most_store_ctas() const {
+    int most = 0;
+    for (const StoreStep& step : plan_.stores) most = step.ctas < most ? most : step.ctas;
+    return most;
+  }
   bool is_stored(std::size_t bytes) const { return bytes <= plan_.store_bytes && plan_.store_bytes > 0; }
   Kind& kind_of(std::size_t bytes) { return is_stored(bytes) ? stored_ : copied_; }
 
@@ -184,14 +198,8 @@ class PeerCollectives {
     const auto* const blocks = static_cast<const std::byte*>(in);
     if (is_stored(bytes)) {
       store(blocks, stride_bytes, bytes, out, s.compute);
-    } else if (bytes < plan_.beside_bytes) {
-      copy(blocks, stride_bytes, bytes, out, slot, {s.compute, s.compute});
     } else {
-      executor_.record(input_ready_, s.compute);
-      executor_.wait(s.comm, input_ready_);
       copy(blocks, stride_bytes, bytes, out, slot, s);
-      executor_.record(output_ready_, s.comm);
-      executor_.wait(s.compute, output_ready_);
     }
     return out;
   }
@@ -200,23 +208,33 @@ class PeerCollectives {
              [[maybe_unused]] std::size_t bytes, [[maybe_unused]] std::byte* out, [[maybe_unused]] stream_type s) {
     if constexpr (Stores::exist) {
       std::byte* const own = out + static_cast<std::size_t>(peers_.rank()) * bytes;
-      stores_->move(in, stride_bytes, bytes, own, std::exchange(stores_to_release_, 0), s);
+      stores_->move(in, stride_bytes, bytes, own, std::exchange(stores_to_release_, 0),
+                    store_ctas_of(plan_.stores, bytes), s);
     }
   }
 
+  /// The peers wait for the transfers, so these never cross streams; the own block does, which hides behind them.
   void copy(const std::byte* in, std::size_t stride_bytes, std::size_t bytes, std::byte* out, int slot,
             const StreamPair& s) {
     const auto rank = static_cast<std::size_t>(peers_.rank());
     std::byte* const own = out + rank * bytes;
     const std::byte* const own_in = in + rank * stride_bytes;
+    const bool is_beside = own != own_in && bytes >= plan_.beside_bytes;
+    if (is_beside) {
+      executor_.record(input_ready_, s.compute);
+      executor_.wait(s.comm, input_ready_);
+      executor_.copy(own, own_in, bytes, s.comm);
+      executor_.record(own_ready_, s.comm);
+    }
     detail::for_each_peer(peers_, [&](int peer) {
       std::byte* const to = peers_.base(peer) + (own - peers_.base(peers_.rank()));
-      peers_.await(peer, detail::free_channel(slot), s.comm);
-      executor_.copy(to, in + static_cast<std::size_t>(peer) * stride_bytes, bytes, s.comm);
-      peers_.signal(peer, detail::full_channel(slot), s.comm);
+      peers_.await(peer, detail::free_channel(slot), s.compute);
+      executor_.copy(to, in + static_cast<std::size_t>(peer) * stride_bytes, bytes, s.compute);
+      peers_.signal(peer, detail::full_channel(slot), s.compute);
     });
-    if (own != own_in) executor_.copy(own, own_in, bytes, s.compute);
-    detail::for_each_peer(peers_, [&](int peer) { peers_.await(peer, detail::full_channel(slot), s.comm); });
+    if (own != own_in && !is_beside) executor_.copy(own, own_in, bytes, s.compute);
+    detail::for_each_peer(peers_, [&](int peer) { peers_.await(peer, detail::full_channel(slot), s.compute); });
+    if (is_beside) executor_.wait(s.compute, own_ready_);
   }
 
   void signal_all(int channel, stream_type s) {
@@ -231,7 +249,7 @@ class PeerCollectives {
   std::array<Result, peer_slots> results_ = {};  // in use, the oldest first
   int used_ = 0;
   int stores_to_release_ = 0;
-  typename Executor::event_type input_ready_, output_ready_;
+  typename Executor::event_type input_ready_, own_ready_;
 };
 
 /// Binds a plan to a group and the memory that `plan.footprint()` asks for. No communication beyond signals in the

@@ -26,7 +26,7 @@ using testing_support::jitter;
 using testing_support::JitterExecutor;
 using HostStreams = Streams<HostStream>;
 
-constexpr TransferTable small_table{.store_bytes = 64, .store_ctas = 3, .beside_bytes = 256};
+constexpr TransferTable small_table{.stores = {{{16, 2}, {64, 3}}}, .beside_bytes = 256};
 
 /// What MappedStores does, on host memory: one channel tells of stores, the other of results given back.
 class FakeStores {
@@ -37,11 +37,12 @@ class FakeStores {
 
   FakeStores(HostPeers& peers, int first_channel, int ctas, Block persistent, std::chrono::milliseconds, HostStream)
       : peers_(&peers), full_(first_channel), free_(first_channel + 1) {
-    require(ctas == small_table.store_ctas, "CTAs of the plan");
+    require(ctas == 3, "CTAs of the plan");
     require(persistent.size_bytes == persistent_bytes(peers.size(), ctas), "memory of the plan");
   }
-  void move(const std::byte* in, std::size_t stride_bytes, std::size_t bytes, std::byte* own, int released,
+  void move(const std::byte* in, std::size_t stride_bytes, std::size_t bytes, std::byte* own, int released, int ctas,
             HostStream s) {
+    require(ctas == (bytes <= 16 ? 2 : 3), "CTAs of the step");
     const auto at = [&](int peer) { return peers_->base(peer) + (own - peers_->base(peers_->rank())); };
     for (int i = 1; i < peers_->size(); ++i) {
       const int peer = (peers_->rank() + i) % peers_->size();
@@ -170,9 +171,16 @@ TEST_CASE("the plan records what the table says, and prints it") {
   CHECK(both.channels() == 6);
   const PeerCollectivesPlan stores = plan_peer_collectives<FakeStores>(4, 32, small_table);
   CHECK(stores.footprint() == Footprint{.symmetric = 2 * 128, .persistent = 12});
+  CHECK(stores.stores[1].up_to_bytes == 32);
+  const PeerCollectivesPlan small = plan_peer_collectives<FakeStores>(4, 16, small_table);
+  CHECK(small.footprint().persistent == 8);  // the CTAs of one step
+  CHECK(store_ctas_of(both.stores, 0) == 2);
+  CHECK(store_ctas_of(both.stores, 16) == 2);
+  CHECK(store_ctas_of(both.stores, 17) == 3);
+  CHECK(store_ctas_of(both.stores, 65) == 0);
   CHECK(plan_peer_collectives<FakeStores>(1, 32, small_table).store_bytes == 0);
   CHECK(std::string(message_of(both).c_str()) ==
-        "peer collectives ranks=4 block_bytes=1000 store_bytes=64 store_ctas=3 beside_bytes=256");
+        "peer collectives ranks=4 block_bytes=1000 stores=16:2,64:3 beside_bytes=256");
 }
 
 TEST_CASE("the credits may be captured in graphs") {

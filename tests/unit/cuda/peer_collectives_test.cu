@@ -32,7 +32,7 @@ void many_calls(CudaThreadComm& world) {
   const GroupComm<CudaThreadComm> comm(world);
   const auto n = static_cast<std::size_t>(world.size());
   constexpr std::size_t most = 3001;
-  const PeerCollectivesPlan plan = plan_peer_collectives(world.size(), most, {.store_bytes = 0, .beside_bytes = 500});
+  const PeerCollectivesPlan plan = plan_peer_collectives(world.size(), most, {.stores = {}, .beside_bytes = 500});
   CudaThreadArena arena(comm, plan.footprint().symmetric);
   const CudaStream compute, side;
   const Streams<cudaStream_t> s{compute, side};
