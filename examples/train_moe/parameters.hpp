@@ -118,7 +118,7 @@ class Parameters {
   std::vector<pleat::fsdp::UnitSpec> units_;
   int local_experts_;
   int first_expert_;
-  pleat::fsdp::Streams<Stream> streams_;
+  pleat::fsdp::ShardStreams<Stream> streams_;
   pleat::fsdp::Sharder<Executor, Comm, Arena> shards_;
 };
 

@@ -87,8 +87,9 @@ inline std::vector<pleat::fsdp::UnitSpec> make_units(const ModelShape& m, int lo
 /// The canonical name of a parameter, or of one expert's part of it: `layers.3.experts.gate.17`, numbered over all
 /// ranks.
 inline std::string parameter_name(const pleat::fsdp::UnitSpec& unit, int param, int global_expert = -1) {
-  std::string name = unit.name + "." + unit.params[static_cast<std::size_t>(param)].name;
-  if (global_expert >= 0) name += "." + std::to_string(global_expert);
+  std::string name = unit.name;
+  name.append(".").append(unit.params[static_cast<std::size_t>(param)].name);
+  if (global_expert >= 0) name.append(".").append(std::to_string(global_expert));
   return name;
 }
 

@@ -18,15 +18,33 @@ using namespace conformance;
 
 template <class Backend>
 void check_all() {
-  SUBCASE("collectives") { check_collectives<Backend, Whole>(); }
-  SUBCASE("exchanges") { check_exchanges<Backend, Whole>(); }
-  SUBCASE("splits") { check_splits<Backend>(); }
-  SUBCASE("collectives of handles") { check_collectives<Backend, Handle>(); }
-  SUBCASE("exchanges of handles") { check_exchanges<Backend, Handle>(); }
-  SUBCASE("rank-ordered sums") { check_sums<Backend>(); }
-  SUBCASE("failures") { check_failures<Backend>(); }
-  SUBCASE("windows, signals and credits") { check_peer_access<Backend>(); }
-  SUBCASE("failures of windows") { check_peer_failures<Backend>(); }
+  SUBCASE("collectives") {
+    check_collectives<Backend, Whole>();
+  }
+  SUBCASE("exchanges") {
+    check_exchanges<Backend, Whole>();
+  }
+  SUBCASE("splits") {
+    check_splits<Backend>();
+  }
+  SUBCASE("collectives of handles") {
+    check_collectives<Backend, Handle>();
+  }
+  SUBCASE("exchanges of handles") {
+    check_exchanges<Backend, Handle>();
+  }
+  SUBCASE("rank-ordered sums") {
+    check_sums<Backend>();
+  }
+  SUBCASE("failures") {
+    check_failures<Backend>();
+  }
+  SUBCASE("windows, signals and credits") {
+    check_peer_access<Backend>();
+  }
+  SUBCASE("failures of windows") {
+    check_peer_failures<Backend>();
+  }
 }
 
 TEST_CASE("ranks that share one GPU") {

@@ -71,7 +71,7 @@ class TrainingRank {
   using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   using Stream = typename Comm::stream_type;
-  using Streams = fsdp::Streams<Stream>;
+  using Streams = fsdp::ShardStreams<Stream>;
   using Executor = std::invoke_result_t<MakeExecutor, int, const Streams&>;
   using Sharder = fsdp::Sharder<Executor, Comm, Arena>;
   using leaf = core_leaf<typename Comm::device_type>;

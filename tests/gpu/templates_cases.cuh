@@ -79,7 +79,7 @@ Outcome check_trainings(int ranks, testing_support::Watchdog& watchdog) {
   Backend::run(ranks, 60s, [&](typename Backend::comm_type& world) {
     if (world.rank() == 0) watchdog.watch(Backend::status(world));
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      const auto device = [&](int rank, const fsdp::Streams<cudaStream_t>& s) {
+      const auto device = [&](int rank, const fsdp::ShardStreams<cudaStream_t>& s) {
         return delayed(i / 2, rank, std::array{s.compute, s.gather, s.reduce});
       };
       const Bytes seen = TrainingRank<Backend, decltype(device)>(cases[i], world, device).run();

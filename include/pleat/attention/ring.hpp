@@ -80,6 +80,11 @@ class RingAttention {
     std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_); }, transport_);
   }
 
+  /// A temporary `Work` would be gone when backward reads it.
+  template <class Q, class K, class V, class Out>
+  void forward(const StreamPair& s, Work&& work, const Q& q, const K& k, const V& v, const Out& out,
+               Saved& saved) = delete;
+
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
   /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation.
   template <class DOut, class DQ, class DK, class DV>

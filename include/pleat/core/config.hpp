@@ -1,6 +1,12 @@
 // The one macro that annotates code for both sides of a CUDA program; it is empty for a plain C++ compiler.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "pleat needs C++20: compile with -std=c++20"
+// Ends the compilation here: g++ goes on after #error, and takes minutes and all memory to make sense of the rest.
+#include <pleat needs C++20: compile with -std=c++20>
+#endif
+
 #if defined(__CUDACC__)
 #define PLEAT_HD __host__ __device__
 #else

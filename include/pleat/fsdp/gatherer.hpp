@@ -59,7 +59,7 @@ class Gatherer {
     order_.begin(order);
   }
 
-  UnitView acquire(int unit, const Streams<stream_type>& streams) {
+  UnitView acquire(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     if (!order_.advance(unit)) fail_order(unit);
     Slot* slot = find(unit);
@@ -76,7 +76,7 @@ class Gatherer {
     return {state_->layout(unit), bytes_of(*slot), state_->plan.compute, state_->device()};
   }
 
-  void release(int unit, const Streams<stream_type>& streams) {
+  void release(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     Slot* const slot = find(unit);
     if (slot == nullptr || slot->holds == 0) {
@@ -141,7 +141,7 @@ class Gatherer {
     return next_of_a != next_of_b ? next_of_a > next_of_b : a.last_use < b.last_use;
   }
   /// Fetches the units of the next uses, in order, as far as there are slots with nothing needed sooner.
-  void prefetch(const Streams<stream_type>& streams) {
+  void prefetch(const ShardStreams<stream_type>& streams) {
     const std::size_t end = std::min(order_.size(), order_.next() + static_cast<std::size_t>(state_->plan.prefetch));
     for (std::size_t use = order_.next(); use < end; ++use) {
       const int unit = order_[use];
@@ -151,7 +151,7 @@ class Gatherer {
       fetch(*slot, unit, streams);
     }
   }
-  void fetch(Slot& slot, int unit, const Streams<stream_type>& streams) {
+  void fetch(Slot& slot, int unit, const ShardStreams<stream_type>& streams) {
     if (!slot.arrived) arrive(slot, streams.gather);
     state_->executor.wait(streams.gather, slot.released);
     state_->executor.wait(streams.gather, weights_written_);

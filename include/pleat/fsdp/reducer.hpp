@@ -99,14 +99,14 @@ class Reducer {
     terms_.resize(static_cast<std::size_t>(std::max(state.plan.sizes.dense, state.plan.sizes.expert)));
   }
 
-  GradientView<Executor> gradient(int unit, const Streams<stream_type>& streams) {
+  GradientView<Executor> gradient(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     Buffer& buffer = opened(unit, streams.compute);
     const UnitView view(state_->layout(unit), bytes_of(buffer), state_->plan.gradient, state_->device());
     return {state_->name(unit), view, written_[static_cast<std::size_t>(unit)], state_->executor, streams.compute};
   }
 
-  void reduce(int unit, const Streams<stream_type>& streams) {
+  void reduce(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     const UnitLayout& layout = state_->layout(unit);
     if (!layout.trains()) return;
@@ -125,7 +125,7 @@ class Reducer {
 
   /// Ends a step: shards without a sum are zero, replicas are added, `compute` sees the result, and the next sums start
   /// anew.
-  void finish(const Streams<stream_type>& streams) {
+  void finish(const ShardStreams<stream_type>& streams) {
     // Nothing was reduced, and `compute` may still read the shards of the step before.
     state_->executor.record(finished_, streams.compute);
     state_->executor.wait(streams.reduce, finished_);

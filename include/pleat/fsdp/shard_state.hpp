@@ -14,7 +14,7 @@ namespace pleat::inline v0::fsdp {
 
 /// The caller's streams: computation, gathers, sums. They may be one and the same.
 template <class Stream>
-struct Streams {
+struct ShardStreams {
   Stream compute;
   Stream gather;
   Stream reduce;

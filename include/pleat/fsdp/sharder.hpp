@@ -48,7 +48,8 @@ Groups<Comm> groups_of(const MeshComms<Mesh, Comm>& comms) {
 ///     op.reduce(unit, streams);
 ///     op.release(unit, streams);
 ///
-/// then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
+/// with `ShardStreams{compute, gather, reduce}`; `write` gives {tensor, accumulate}: the first of a micro-batch
+/// overwrites. Then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
 ///
 /// All ranks of a group make the same calls in the same order, a rank without tokens too (it need not call `gradient`
 /// when the others reduce their units in the order of their first `gradient`). Streams are the caller's; pleat orders
@@ -57,7 +58,7 @@ template <executor Executor, communicator Comm, class Arena>
 class Sharder {
  public:
   using stream_type = typename Executor::stream_type;
-  using streams_type = Streams<stream_type>;
+  using streams_type = ShardStreams<stream_type>;
 
   /// See `bind`.
   Sharder(const Plan& plan, Executor executor, const Groups<Comm>& groups, const Memory<Arena>& memory, stream_type s)

@@ -61,8 +61,12 @@ class Adamw {
 
   /// One step with learning rate `lr` on this rank's shards, the planned units in order: masters, moments and compute
   /// copies are updated, or left as they are where `scale` (device memory) says so. Reads and writes in the order of
-  /// `s`; no communication.
+  /// `s`; no communication. Errors: shape_error F05 for another number of units.
   void step(std::span<const fsdp::ShardMemory> shards, const StepScale* scale, double lr, stream_type s) {
+    if (shards.size() != moments_.size()) {
+      fail<shape_error>("pleat[F05]: AdamW is planned for ", moments_.size(), " units and given ", shards.size(),
+                        "; plan_adamw takes the units of the same plan");
+    }
     for (std::size_t u = 0; u < shards.size(); ++u) {
       leaf::adamw(shards[u], moments_[u].first, moments_[u].second, options_, lr, scale, s);
     }

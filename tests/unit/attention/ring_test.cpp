@@ -482,7 +482,8 @@ TEST_CASE("A08: work of another number of ranks") {
     op.forward({}, other.work, call.in(), call.in(), call.in(), call.result(), call.saved);
   });
   expect_on_every_rank<shape_error>("pleat[A08]: work for 0 ranks", small_plan(), [](auto& op, Call& call) {
-    op.forward({}, ring::Work{}, call.in(), call.in(), call.in(), call.result(), call.saved);
+    const ring::Work empty;
+    op.forward({}, empty, call.in(), call.in(), call.in(), call.result(), call.saved);
   });
 }
 

@@ -15,7 +15,7 @@ using namespace pleat;
 using namespace testing_support;
 using Sharder = fsdp::Sharder<DeferredExecutor, DeferredComm, DeferredArena>;
 using Groups = fsdp::Groups<DeferredComm>;
-using Streams = fsdp::Streams<DeferredStream>;
+using Streams = fsdp::ShardStreams<DeferredStream>;
 
 constexpr int units = 6;
 constexpr std::int64_t elems = 11;

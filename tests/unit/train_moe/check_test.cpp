@@ -24,6 +24,14 @@ TEST_CASE("differences are relative, 0 must be met exactly, NaN never passes") {
   Differences nan;
   nan.compare("w", {std::nan("")}, {1});
   CHECK_FALSE(nan.within(1));
+  Differences floored;
+  floored.compare("w", {3e-16}, {1e-16}, 1e-7);  // rounding noise of a gradient that is 0
+  CHECK(floored.within(1e-8));
+  floored.compare("w", {2e-7}, {1e-7}, 1e-7);
+  CHECK_FALSE(floored.within(0.5));
+  Differences zero_with_floor;
+  zero_with_floor.compare("w", {1e-300}, {0}, 1);
+  CHECK_FALSE(zero_with_floor.within(1));
   Differences report;
   report.compare({.loss = 2, .balance = 1, .norm = 3}, {.loss = 1, .balance = 1, .norm = 4});
   CHECK(report.loss == 1);
