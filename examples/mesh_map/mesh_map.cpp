@@ -44,9 +44,10 @@ struct Request {
 int number(std::string_view option, std::string_view text) {
   int value = 0;
   const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || stop != text.data() + text.size()) {
+  if (failure == std::errc::invalid_argument || stop != text.data() + text.size()) {
     throw usage_error(std::string(option) + " needs a number, not \"" + std::string(text) + "\"");
   }
+  if (failure != std::errc{}) throw usage_error(std::string(option) + " " + std::string(text) + " does not fit in int");
   return value;
 }
 
@@ -84,6 +85,9 @@ Request read(const std::vector<std::string_view>& arguments) {
   }
   if (!request.help && request.folds == !request.mesh.empty()) {
     throw usage_error("give either a mesh, as in pp2-dp4-cp4-ep2, or --world");
+  }
+  if (const int gpus = request.draw.gpus_per_domain; gpus < 1) {
+    pleat::fail<pleat::mesh_error>("pleat[M00]: --domain ", gpus, " must be at least 1");
   }
   if (has_degrees && !request.folds) throw usage_error("--pp, --cp, --ep and --replicas go with --world");
   return request;
@@ -131,6 +135,7 @@ int main(int count, char** arguments) {
     } else {
       run(request);
     }
+    if (!std::cout.flush()) throw std::runtime_error("cannot write to the standard output: is its disk full?");
     return 0;
   } catch (const usage_error& error) {
     std::cerr << "mesh_map: " << error.what() << "\n\n" << usage;

@@ -9,7 +9,9 @@ namespace detail {
 template <int EP, int Experts>
 struct EP_must_divide_experts {
   static constexpr bool ok = Experts >= 1 && divides(EP, Experts);
-  static_assert(ok, "pleat[M06]: EP must divide the number of experts: choose EP among its divisors");
+  static_assert(
+      ok,
+      "pleat[M06]: EP must divide the number of experts: choose EP among its divisors, or a multiple of EP experts");
 };
 
 PLEAT_HD constexpr long long greatest_common_divisor(long long a, long long b) {
@@ -28,7 +30,8 @@ PLEAT_HD constexpr int experts_per_rank(const Mesh& mesh, int experts) {
   if (experts < 1) fail<mesh_error>("pleat[M06]: experts=", experts, " must be at least 1");
   if (!detail::divides(mesh.ep, experts)) {
     fail<mesh_error>("pleat[M06]: experts=", experts, " is not divisible by ep=", int{mesh.ep},
-                     "; valid ep: ", Divisors{detail::greatest_common_divisor(experts, mesh.stage_size)});
+                     "; valid ep: ", Divisors{detail::greatest_common_divisor(experts, mesh.stage_size)},
+                     ", or experts: a multiple of ", int{mesh.ep});
   }
   return experts / mesh.ep;
 }
@@ -44,14 +47,16 @@ PLEAT_HD constexpr int experts_per_rank(const Mesh& mesh) {
   }
 }
 
-/// Tokens in each of the `2 * cp` chunks of the dense zigzag over a sequence of `sequence` tokens. Errors: M07; a
-/// sequence of any other length takes the packed path.
+/// Tokens in each chunk of the dense zigzag over a sequence of `sequence` tokens: `2 * cp` equal chunks, and one, the
+/// whole, for `cp == 1`. Errors: M07; a sequence of any other length takes the packed path.
 template <folded_mesh Mesh>
 PLEAT_HD constexpr long long zigzag_chunk_tokens(const Mesh& mesh, long long sequence) {
+  if (sequence < 1) fail<mesh_error>("pleat[M07]: sequence=", sequence, " must be at least 1");
+  if (mesh.cp == 1) return sequence;
   const long long chunks = 2LL * mesh.cp;
-  if (sequence < 1 || sequence % chunks != 0) {
+  if (sequence % chunks != 0) {
     const long long below = sequence < chunks ? chunks : sequence / chunks * chunks;
-    fail<mesh_error>("pleat[M07]: sequence=", sequence, " is not a positive multiple of 2*cp=", chunks,
+    fail<mesh_error>("pleat[M07]: sequence=", sequence, " is not a multiple of 2*cp=", chunks,
                      "; valid sequence: ", below, ' ', below + chunks, " .. (other lengths: the packed path)");
   }
   return sequence / chunks;

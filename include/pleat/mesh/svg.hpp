@@ -61,8 +61,8 @@ class SvgWriter {
 
 /// One color per cp group of a stage, neighbours far apart on the wheel.
 inline std::string group_fill(int group) {
-  return text("fill=\"hsl(", (215 + group * 137) % 360, ",", 62 - group / 8 % 2 * 20, "%,", 84 - group / 16 % 2 * 10,
-              "%)\"");
+  return text("fill=\"hsl(", (215 + group % 360 * 137) % 360, ",", 62 - group / 8 % 2 * 20, "%,",
+              84 - group / 16 % 2 * 10, "%)\"");
 }
 
 /// One view of one stage as a panel.

@@ -49,7 +49,9 @@ inline RuntimeMesh parse_mesh(std::string_view mesh_text) {
     known->given = true;
     const char* const end = part.data() + part.size();
     const auto [stop, failure] = std::from_chars(part.data() + digits, end, *known->degree);
-    if (failure != std::errc{} || stop != end) refuse(part, "needs a number that fits in int");
+    if (failure == std::errc::invalid_argument) refuse(part, "needs a number");
+    if (failure != std::errc{}) refuse(part, "has a number that does not fit in int");
+    if (stop != end) refuse(part, "has more behind its number, and parts are joined by \"-\"");
     if (dash == std::string_view::npos) return RuntimeMesh(degrees);
     rest.remove_prefix(dash + 1);
   }

@@ -2,6 +2,7 @@
 
 #include <pleat/mesh/domain.hpp>
 #include <pleat/mesh/folded_mesh.hpp>
+#include <pleat/mesh/runtime_mesh.hpp>
 #include <set>
 
 #include "support/meshes.hpp"
@@ -15,6 +16,22 @@ TEST_CASE("cp 3 on 12 ranks: {6, 7, 8} lies on both sides of a node of 8") {
   CHECK(at_compile_time(Mesh::fits_domain<Axis::cp>(6)));
   CHECK(at_compile_time(pleat::domains_spanned<Axis::cp>(Mesh{}, 8) == 2));
   CHECK(at_compile_time(Mesh::fits_domain<Axis::dp, Axis::cp>(72)));  // one domain larger than the world
+}
+
+TEST_CASE("the largest worlds are counted without a visit to every rank") {
+  constexpr int largest = 2147483647;
+  const auto spanned = [](const pleat::MeshDegrees& degrees, Axis axis, int gpus) {
+    const pleat::RuntimeMesh mesh(degrees);
+    return pleat::domains_spanned(group_shape(mesh, axis), mesh.world_size, gpus);
+  };
+  CHECK(spanned({.pp = largest}, Axis::pp, 8) == 268435456);
+  CHECK(spanned({.dp = largest, .ep = largest}, Axis::ep, 8) == 268435456);
+  CHECK(spanned({.dp = largest}, Axis::dp, largest) == 1);
+  CHECK(spanned({.dp = 1 << 29, .cp = 3}, Axis::cp, 8) == 2);
+  CHECK(spanned({.dp = 1 << 29, .cp = 3}, Axis::cp, 1000000007) == 2);  // one border, inside a group
+  CHECK(spanned({.dp = 1 << 29, .cp = 3}, Axis::cp, 1000000008) == 1);  // one border, between two groups
+  CHECK(spanned({.dp = 1 << 29, .cp = 3}, Axis::dp, 1000000007) == 2);
+  CHECK(spanned({.pp = 2, .dp = 1 << 29}, Axis::pp, 1 << 28) == 2);
 }
 
 TEST_CASE("fits_domain is what counting domains says") {

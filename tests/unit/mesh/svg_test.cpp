@@ -36,4 +36,6 @@ TEST_CASE("pictures of replicas and large worlds") {
   CHECK(count(large, "stages 1..15: the same") == 1);
   CHECK(count(large, "cut: 512 rows of 128 ranks in all") == 1);
   CHECK(large.size() < 1000000);
+  CHECK(pleat::draw_svg(parse_mesh("dp2147483647-ep1")).size() < 1000000);
+  CHECK(count(pleat::draw_svg(parse_mesh("dp2000000000-ep200000000")), "hsl(-") == 0);
 }

@@ -21,6 +21,12 @@ TEST_CASE("[M09] a text that is no mesh") {
       "pleat[M09]: \"pp2-tp4\" is not a mesh: \"tp4\" is no part of one; valid: pp, dp, cp, ep and r, each "
       "at most once, as in pp2-dp4-cp4-ep2 or pp1-dp4-cp4-ep4-r2",
       mesh_error);
+  const auto refuses = [](const char* text, const char* why) {
+    CHECK_THROWS_WITH_AS(parse_mesh(text), doctest::Contains(why), mesh_error);
+  };
+  refuses("pp1_dp4", "\"pp1_dp4\" has more behind its number, and parts are joined by \"-\"");
+  refuses("pp2-dp99999999999", "\"dp99999999999\" has a number that does not fit in int");
+  refuses("pp2-dp", "\"dp\" needs a number;");
   for (const char* text : {"", "-", "pp2-", "-pp2", "pp2--dp2", "pp", "pp2x", "2", "pp 2", "PP2", "pp+2", "pp2-dp2-pp2",
                            "dp99999999999", "dp2,cp2"}) {
     CAPTURE(text);
@@ -70,6 +76,8 @@ TEST_CASE("drawings of replicas, stages and large worlds") {
   const std::string large = pleat::draw_text(parse_mesh("pp16-dp512-cp128-ep64"));
   CHECK(large.find("stages 1..15: the same, each 65536 ranks further on") != std::string::npos);
   CHECK(large.size() < 20000);
+  CHECK(pleat::draw_text(parse_mesh("pp2147483647")).find("up to 268435456 nodes") != std::string::npos);
+  CHECK(pleat::draw_text(parse_mesh("dp2147483647-ep2147483647")).size() < 20000);
   CHECK_THROWS_WITH_AS(pleat::draw_text(parse_mesh("dp2"), {.gpus_per_domain = 0}),
                        "pleat[M00]: gpus_per_domain=0 must be at least 1", mesh_error);
 }
