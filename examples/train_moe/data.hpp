@@ -15,7 +15,7 @@ namespace train_moe {
 /// is only a label.
 class Text {
  public:
-  /// Errors: usage_error when the file cannot be read or holds less than one global batch.
+  /// Errors: usage_error when the file is a directory, cannot be read or holds less than one global batch.
   Text(const std::string& file, int sequence, int batch);
 
   std::int64_t sequences() const { return sequences_; }

@@ -48,6 +48,7 @@ void show_step(Run& run, int step, const StepReport& report, double seconds) {
                   step + 1, report.loss, report.balance, report.norm, report.learning_rate,
                   static_cast<long long>(report.tokens), speed, train_moe_commit);
     run.json << line << std::flush;
+    if (!run.json) throw std::runtime_error("--json " + run.options.json + " could not be written: is its disk full?");
   }
 }
 
@@ -120,9 +121,7 @@ int train_and_check(const Options& o) {
   Run run(o);
   if (!o.quiet) {
     std::cout << pleat::draw_text(o.mesh) << "\n";
-    std::printf("%d ranks, %d micro-batches of %d sequences of %d tokens a step on each of %d data ranks; text %s\n\n",
-                o.mesh.world_size, o.micro_batches(), o.micro_batch, o.sequence, o.mesh.dp, o.text.c_str());
-    std::fflush(stdout);
+    std::cout << work_text(o) << "; text " << o.text << "\n" << std::endl;
   }
   run_dtype(run);
   if (!o.check) return 0;
@@ -144,11 +143,12 @@ int main(int argc, char** argv) {
   try {
     bool help = false;
     const Options options = parse_options(argc, argv, help);
-    if (help) {
-      std::cout << help_text();
-      return 0;
+    if (help) std::cout << help_text();
+    const int code = help ? 0 : train_and_check(options);
+    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      throw std::runtime_error("the standard output could not be written: is its disk full?");
     }
-    return train_and_check(options);
+    return code;
   } catch (const usage_error& e) {
     std::cerr << "train_moe: " << e.what() << "\n";
     return 2;

@@ -1,8 +1,10 @@
 // Parsing and checking the command line.
 #include "options.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <functional>
+#include <limits>
 #include <sstream>
 #include <vector>
 
@@ -11,12 +13,51 @@
 namespace train_moe {
 namespace {
 
+// The largest that a flag takes: with these, no product of sizes overflows 64 bits, nor int where the trainer uses it.
+constexpr int most_ranks = 512;  // each is a thread
+constexpr int most_layers = 1024;
+constexpr int most_width = 65536;
+constexpr int most_heads = 4096;
+constexpr int most_head_dim = 1024;  // of the host's attention kernel, A06
+constexpr int most_experts = 4096;
+constexpr int most_sequences = 1 << 20;
+constexpr int most_sequence = 1 << 20;
+constexpr long long most_step_tokens = 1LL << 30;
+constexpr int most_prefetch = 4096;
+constexpr int most_int = std::numeric_limits<int>::max();
+
+/// The numbers that a flag takes.
 template <class Number>
-Number parse_number(const std::string& flag, const std::string& text) {
+struct Range {
+  Number least;
+  Number most;
+
+  bool contains(Number value) const { return value >= least && value <= most; }  // false for a NaN
+  std::string text() const {
+    std::ostringstream out;
+    if constexpr (std::is_floating_point_v<Number>) {
+      out << "a finite number of at least " << least;
+    } else {
+      out << least << " to " << most;
+    }
+    return out.str();
+  }
+};
+constexpr Range<int> up_to(int most) {
+  return {1, most};
+}
+constexpr Range<double> not_negative{0, std::numeric_limits<double>::max()};
+
+template <class Number>
+Number parse_number(const std::string& flag, const std::string& text, const Range<Number>& valid) {
   Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    throw usage_error(flag + " needs a number; it was given '" + text + "'");
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  if (error == std::errc::invalid_argument || end != last) {
+    throw usage_error(flag + " needs a number; it was given '" + text + "'; valid: " + valid.text());
+  }
+  if (error != std::errc{} || !valid.contains(value)) {
+    throw usage_error(flag + " " + text + " is out of range; valid: " + valid.text());
   }
   return value;
 }
@@ -45,12 +86,15 @@ struct Flag {
 };
 
 std::vector<Flag> flags_of(Options& o) {
-  const auto number = [](auto& target, const std::string& name, const std::string& help) {
-    using Number = std::remove_reference_t<decltype(target)>;
+  // A number whose default the help has in words, because it is derived from others.
+  const auto derived = [](auto& target, const std::string& name, const std::string& help, const auto& valid) {
+    return Flag{name, "N", help,
+                [&target, name, valid](const std::string& v) { target = parse_number(name, v, valid); }};
+  };
+  const auto number = [&](auto& target, const std::string& name, const std::string& help, const auto& valid) {
     std::ostringstream text;
     text << help << " (default " << target << ")";
-    return Flag{name, "N", text.str(),
-                [&target, name](const std::string& v) { target = parse_number<Number>(name, v); }};
+    return derived(target, name, text.str(), valid);
   };
   const auto toggle = [](bool& target, const std::string& name, const std::string& help) {
     return Flag{name, "", help, [&target](const std::string&) { target = true; }};
@@ -61,32 +105,28 @@ std::vector<Flag> flags_of(Options& o) {
        [&](const std::string& v) { o.mesh = pleat::parse_mesh(v); }},
       {"--text", "FILE", "the text to train on, read as bytes (default: the project's LICENSE)",
        [&](const std::string& v) { o.text = v; }},
-      number(o.steps, "--steps", "optimizer steps"),
-      number(o.sequence, "--seq", "tokens of a sequence"),
-      {"--batch", "N", "sequences of a step, over all data ranks (default dp)",
-       [&](const std::string& v) { o.batch = parse_number<int>("--batch", v); }},
-      {"--micro-batch", "N", "sequences of a micro-batch on one data rank (default batch / dp)",
-       [&](const std::string& v) { o.micro_batch = parse_number<int>("--micro-batch", v); }},
-      number(m.layers, "--layers", "transformer layers"),
-      number(m.hidden, "--hidden", "model width"),
-      {"--heads", "N", "query heads (default hidden / 16)",
-       [&](const std::string& v) { m.heads = parse_number<int>("--heads", v); }},
-      {"--kv-heads", "N", "key and value heads (default heads / 2)",
-       [&](const std::string& v) { m.kv_heads = parse_number<int>("--kv-heads", v); }},
-      number(m.head_dim, "--head-dim", "width of a head"),
-      number(m.experts, "--experts", "routed experts of a layer"),
-      number(m.top_k, "--top-k", "experts of a token"),
-      {"--inner", "N", "inner width of an expert (default hidden / 2)",
-       [&](const std::string& v) { m.inner = parse_number<int>("--inner", v); }},
+      number(o.steps, "--steps", "optimizer steps", up_to(most_int)),
+      number(o.sequence, "--seq", "tokens of a sequence", up_to(most_sequence)),
+      derived(o.batch, "--batch", "sequences of a step, over all data ranks (default dp)", up_to(most_sequences)),
+      derived(o.micro_batch, "--micro-batch", "sequences of a micro-batch on one data rank (default batch / dp)",
+              up_to(most_sequences)),
+      number(m.layers, "--layers", "transformer layers", up_to(most_layers)),
+      number(m.hidden, "--hidden", "model width", up_to(most_width)),
+      derived(m.heads, "--heads", "query heads (default hidden / 16)", up_to(most_heads)),
+      derived(m.kv_heads, "--kv-heads", "key and value heads (default heads / 2)", up_to(most_heads)),
+      number(m.head_dim, "--head-dim", "width of a head", Range<int>{2, most_head_dim}),
+      number(m.experts, "--experts", "routed experts of a layer", up_to(most_experts)),
+      number(m.top_k, "--top-k", "experts of a token", up_to(most_experts)),
+      derived(m.inner, "--inner", "inner width of an expert (default hidden / 2)", up_to(most_width)),
       {"--dtype", "f64|f32", "parameters and activations (default f64)",
        [&](const std::string& v) {
          o.dtype = parse_choice<pleat::DType>("--dtype", v, {{"f64", pleat::DType::f64}, {"f32", pleat::DType::f32}});
        }},
-      number(o.learning_rate, "--lr", "learning rate after warm-up"),
-      number(o.warmup_from, "--warmup-from", "learning rate of the first step"),
-      number(o.warmup_steps, "--warmup", "steps of linear warm-up"),
-      number(o.clip, "--clip", "largest gradient norm, 0 for none"),
-      number(o.weight_decay, "--weight-decay", "decay of matrices"),
+      number(o.learning_rate, "--lr", "learning rate after warm-up", not_negative),
+      number(o.warmup_from, "--warmup-from", "learning rate of the first step", not_negative),
+      number(o.warmup_steps, "--warmup", "steps of linear warm-up", Range<int>{0, most_int}),
+      number(o.clip, "--clip", "largest gradient norm, 0 for none", not_negative),
+      number(o.weight_decay, "--weight-decay", "decay of matrices", not_negative),
       {"--balance", "KIND", "load-balance loss: none, micro, global (batch), sequence (default global)",
        [&](const std::string& v) {
          o.balance = parse_choice<LoadBalance>("--balance", v,
@@ -95,20 +135,22 @@ std::vector<Flag> flags_of(Options& o) {
                                                 {"global", LoadBalance::global_batch},
                                                 {"sequence", LoadBalance::sequence}});
        }},
-      number(o.balance_alpha, "--balance-alpha", "weight of the load-balance loss"),
+      number(o.balance_alpha, "--balance-alpha", "weight of the load-balance loss", not_negative),
       {"--transport", "KIND", "how bytes move between ranks: peer or collective (default peer)",
        [&](const std::string& v) {
          o.transport = parse_choice<pleat::Transport>(
              "--transport", v, {{"peer", pleat::Transport::peer}, {"collective", pleat::Transport::collective}});
        }},
-      number(o.prefetch, "--prefetch", "units gathered ahead"),
-      number(o.seed, "--seed", "seed of the initial parameters"),
+      number(o.prefetch, "--prefetch", "units gathered ahead", Range<int>{0, most_prefetch}),
+      number(o.seed, "--seed", "seed of the initial parameters",
+             Range<std::uint64_t>{0, std::numeric_limits<std::uint64_t>::max()}),
       toggle(o.check, "--check", "also run one rank in float64 on the same data and compare loss, gradients and norm"),
       toggle(o.runtime_mesh, "--runtime-mesh", "use RuntimeMesh even where the mesh is compiled in"),
       toggle(o.quiet, "--quiet", "print no mesh and no progress"),
       {"--json", "FILE", "log every step as one line of JSON", [&](const std::string& v) { o.json = v; }},
-      number(o.fail_rank, "--fail-rank", "this rank throws, to see how a failure ends the run"),
-      number(o.fail_step, "--fail-step", "in this step"),
+      number(o.fail_rank, "--fail-rank", "this rank throws, to see how a failure ends the run",
+             Range<int>{-1, most_ranks - 1}),
+      number(o.fail_step, "--fail-step", "in this step", up_to(most_int)),
   };
 }
 
@@ -118,50 +160,66 @@ void require(bool holds, const std::string& text) {
 std::string divisors(long long n) {
   return pleat::message_of(pleat::Divisors{n}).c_str();
 }
-void require_positive(const char* flag, long long value) {
-  require(value >= 1, std::string(flag) + " " + std::to_string(value) + " must be at least 1");
+std::string text(long long n) {
+  return std::to_string(n);
+}
+/// "1 sequence", "3 sequences".
+std::string counted(int n, const std::string& one, const std::string& many) {
+  return text(n) + " " + (n == 1 ? one : many);
 }
 
-void derive_and_check(Options& o) {
-  ModelShape& m = o.model;
-  const auto text = [](auto n) { return std::to_string(n); };
-  for (const auto& [flag, value] : std::initializer_list<std::pair<const char*, int>>{{"--steps", o.steps},
-                                                                                      {"--seq", o.sequence},
-                                                                                      {"--layers", m.layers},
-                                                                                      {"--hidden", m.hidden},
-                                                                                      {"--head-dim", m.head_dim},
-                                                                                      {"--experts", m.experts},
-                                                                                      {"--top-k", m.top_k}}) {
-    require_positive(flag, value);
-  }
+void check_mesh(const pleat::RuntimeMesh& mesh) {
+  require(mesh.pp == 1, "--mesh: pp=" + text(mesh.pp) + "; the trainer runs meshes with pp1: valid pp: 1");
+  require(mesh.world_size <= most_ranks, "--mesh: a world of " + text(mesh.world_size) +
+                                             " ranks; each is a thread of this program: valid: up to " +
+                                             text(most_ranks));
+}
+
+void derive_model(ModelShape& m) {
   if (m.heads == 0) m.heads = m.hidden < 16 ? 1 : m.hidden / 16;
   if (m.kv_heads == 0) m.kv_heads = m.heads % 2 == 0 ? m.heads / 2 : m.heads;
   if (m.inner == 0) m.inner = m.hidden < 2 ? 1 : m.hidden / 2;
-  require_positive("--heads", m.heads);
-  require_positive("--kv-heads", m.kv_heads);
-  require_positive("--inner", m.inner);
-  require(m.heads % m.kv_heads == 0, "--kv-heads " + text(m.kv_heads) + " does not divide --heads " + text(m.heads) +
-                                         "; valid: " + divisors(m.heads));
-  require(m.head_dim % 2 == 0,
-          "--head-dim " + text(m.head_dim) + " is odd; rotary positions need pairs: valid: 2 4 6 ..");
+  require(m.heads % m.kv_heads == 0, "--kv-heads " + text(m.kv_heads) + " does not divide the number of heads, " +
+                                         text(m.heads) + "; valid: " + divisors(m.heads));
+  require(m.head_dim % 2 == 0, "--head-dim " + text(m.head_dim) +
+                                   " is odd; rotary positions need pairs: valid: 2 4 6 .. " + text(most_head_dim));
   require(m.top_k <= m.experts, "--top-k " + text(m.top_k) + " is more than --experts " + text(m.experts) +
                                     "; valid: 1 to " + text(m.experts));
-  require(o.mesh.pp == 1, "--mesh: pp=" + text(o.mesh.pp) + "; the trainer runs meshes with pp1: valid pp: 1");
-  pleat::experts_per_rank(o.mesh, m.experts);
-  pleat::zigzag_chunk_tokens(o.mesh, o.sequence);
+}
 
+/// Where neither is given, a step is one sequence of every data rank; the texts name only what was given.
+void derive_batch(Options& o) {
   const int dp = o.mesh.dp;
-  if (o.batch == 0) o.batch = o.micro_batch > 0 ? o.micro_batch * dp : dp;
-  require_positive("--batch", o.batch);
-  require(o.batch % dp == 0, "--batch " + text(o.batch) + " is not divisible by dp=" + text(dp) +
-                                 "; valid: " + text(dp) + " " + text(2 * dp) + " ..");
-  if (o.micro_batch == 0) o.micro_batch = o.batch / dp;
-  require_positive("--micro-batch", o.micro_batch);
-  require(o.batch / dp % o.micro_batch == 0, "--micro-batch " + text(o.micro_batch) + " does not divide batch / dp = " +
-                                                 text(o.batch / dp) + "; valid: " + divisors(o.batch / dp));
-  require(o.warmup_steps >= 0 && o.prefetch >= 0 && o.clip >= 0, "--warmup, --prefetch and --clip must be at least 0");
+  if (o.batch == 0) {
+    o.batch = std::max(1, o.micro_batch) * dp;
+  } else {
+    require(o.batch % dp == 0, "--batch " + text(o.batch) + " is not divisible by dp=" + text(dp) +
+                                   "; valid: " + text(dp) + " " + text(2 * dp) + " ..");
+  }
+  const int of_rank = o.batch / dp;
+  if (o.micro_batch == 0) o.micro_batch = of_rank;
+  require(of_rank % o.micro_batch == 0, "--micro-batch " + text(o.micro_batch) + " does not divide batch / dp = " +
+                                            text(of_rank) + "; valid: " + divisors(of_rank));
+  const long long tokens = static_cast<long long>(o.batch) * o.sequence;
+  require(tokens <= most_step_tokens, "a step of " + counted(o.batch, "sequence", "sequences") + " of " +
+                                          counted(o.sequence, "token", "tokens") + " has " + text(tokens) +
+                                          " tokens; valid: up to " + text(most_step_tokens));
+}
+
+void check_failure(const Options& o) {
   require(o.fail_rank < o.mesh.world_size,
           "--fail-rank " + text(o.fail_rank) + " is no rank; valid: 0 to " + text(o.mesh.world_size - 1));
+  require(o.fail_rank < 0 || o.fail_step <= o.steps,
+          "--fail-step " + text(o.fail_step) + " is no step; valid: 1 to " + text(o.steps));
+}
+
+void derive_and_check(Options& o) {
+  check_mesh(o.mesh);
+  derive_model(o.model);
+  pleat::experts_per_rank(o.mesh, o.model.experts);
+  pleat::zigzag_chunk_tokens(o.mesh, o.sequence);
+  derive_batch(o);
+  check_failure(o);
 }
 
 }  // namespace
@@ -202,6 +260,13 @@ std::string help_text() {
     out << left << flag.help << "\n";
   }
   return out.str();
+}
+
+std::string work_text(const Options& o) {
+  return counted(o.mesh.world_size, "rank", "ranks") + ", " +
+         counted(o.micro_batches(), "micro-batch", "micro-batches") + " of " +
+         counted(o.micro_batch, "sequence", "sequences") + " of " + counted(o.sequence, "token", "tokens") +
+         " a step on each of " + counted(o.mesh.dp, "data rank", "data ranks");
 }
 
 }  // namespace train_moe

@@ -70,4 +70,7 @@ Options parse_options(int argc, const char* const* argv, bool& help);
 /// The text of --help.
 std::string help_text();
 
+/// What every step reads, as one line: "4 ranks, 2 micro-batches of 1 sequence of 128 tokens a step on each of ..".
+std::string work_text(const Options& options);
+
 }  // namespace train_moe

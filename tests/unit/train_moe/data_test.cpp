@@ -42,5 +42,7 @@ TEST_CASE("every token of a global batch is read by exactly one rank, and labels
 TEST_CASE("a text of less than one global batch is refused with the bytes that are needed") {
   const TextFile file(8 * 24);  // one byte too few: the last label is missing
   CHECK_THROWS_WITH_AS(Text(file.name(), 24, 8), doctest::Contains("at least 193 bytes"), usage_error);
+  CHECK_THROWS_WITH_AS(Text(file.name(), 24, 8), doctest::Contains("a step reads 8:"), usage_error);
+  CHECK_THROWS_WITH_AS(Text(".", 24, 8), "--text . is a directory; name a file", usage_error);
   CHECK_THROWS_WITH_AS(Text("no such file", 24, 8), doctest::Contains("cannot be read"), usage_error);
 }

@@ -24,7 +24,7 @@ TEST_CASE("bad input names the valid choices") {
   refuses({"--stpes", "3"}, "unknown option --stpes");
   refuses({"--steps"}, "--steps needs a value");
   refuses({"--steps", "3x"}, "--steps needs a number; it was given '3x'");
-  refuses({"--steps", "0"}, "--steps 0 must be at least 1");
+  refuses({"--steps", "0"}, "--steps 0 is out of range; valid: 1 to 2147483647");
   refuses({"--dtype", "f16"}, "valid: f64 f32");
   refuses({"--mesh", "pp1-dp4-cp1-ep1", "--batch", "6"}, "not divisible by dp=4; valid: 4 8");
   refuses({"--mesh", "pp1-dp2-cp1-ep1", "--batch", "12", "--micro-batch", "4"}, "valid: 1 2 3 6");
@@ -32,7 +32,11 @@ TEST_CASE("bad input names the valid choices") {
   refuses({"--top-k", "17"}, "valid: 1 to 16");
   refuses({"--head-dim", "7"}, "valid: 2 4 6");
   refuses({"--mesh", "pp2-dp4-cp1-ep1"}, "valid pp: 1");
+  refuses({"--mesh", "pp1-dp513-cp1-ep1"}, "513 ranks; each is a thread of this program: valid: up to 512");
   refuses({"--fail-rank", "1"}, "valid: 0 to 0");
+  refuses({"--fail-rank", "-2"}, "--fail-rank -2 is out of range; valid: -1 to 511");
+  refuses({"--fail-rank", "0", "--steps", "3", "--fail-step", "4"}, "--fail-step 4 is no step; valid: 1 to 3");
+  refuses({"--fail-rank", "0", "--fail-step", "0"}, "--fail-step 0 is out of range");
   const auto bad_mesh = [](std::vector<const char*> arguments, const char* text) {
     CAPTURE(text);
     CHECK_THROWS_WITH_AS(options_of(std::move(arguments)), doctest::Contains(text), pleat::mesh_error);
@@ -40,4 +44,63 @@ TEST_CASE("bad input names the valid choices") {
   bad_mesh({"--mesh", "pp1-dp4-cp1-ep3"}, "pleat[M02]");
   bad_mesh({"--mesh", "pp1-dp4-cp1-ep4", "--experts", "6"}, "pleat[M06]");
   bad_mesh({"--mesh", "pp1-dp1-cp4-ep1", "--seq", "100"}, "pleat[M07]");
+}
+
+TEST_CASE("numbers out of range name the flag, the value and what is valid") {
+  const auto refuses = [](const char* flag, const char* value, const std::string& valid) {
+    const std::string text = std::string(flag) + " " + value + " is out of range; valid: " + valid;
+    CAPTURE(text);
+    CHECK_THROWS_WITH_AS(options_of({flag, value}), text.c_str(), usage_error);
+  };
+  for (const char* flag : {"--lr", "--warmup-from", "--clip", "--weight-decay", "--balance-alpha"}) {
+    for (const char* value : {"nan", "-nan", "inf", "-inf", "-1", "-1e-9", "1e999"}) {
+      refuses(flag, value, "a finite number of at least 0");
+    }
+    CHECK_NOTHROW(options_of({flag, "0"}));
+    CHECK_NOTHROW(options_of({flag, "1e-3"}));
+  }
+  const std::pair<const char*, const char*> sizes[] = {
+      {"--steps", "1 to 2147483647"},    {"--seq", "1 to 1048576"},   {"--batch", "1 to 1048576"},
+      {"--micro-batch", "1 to 1048576"}, {"--layers", "1 to 1024"},   {"--hidden", "1 to 65536"},
+      {"--heads", "1 to 4096"},          {"--kv-heads", "1 to 4096"}, {"--head-dim", "2 to 1024"},
+      {"--experts", "1 to 4096"},        {"--top-k", "1 to 4096"},    {"--inner", "1 to 65536"},
+      {"--warmup", "0 to 2147483647"},   {"--prefetch", "0 to 4096"}};
+  for (const auto& [flag, valid] : sizes) {
+    refuses(flag, "99999999999", valid);
+    refuses(flag, "-1", valid);
+    if (std::string(valid).find("2147483647") == std::string::npos) refuses(flag, "2147483647", valid);
+  }
+  refuses("--head-dim", "1026", "2 to 1024");
+  refuses("--seed", "18446744073709551616", "0 to 18446744073709551615");
+  CHECK(options_of({"--head-dim", "1024"}).model.head_dim == 1024);
+  CHECK(options_of({"--hidden", "65536"}).model.heads == 4096);
+}
+
+TEST_CASE("batches: products stay in range, and a text names only what was given") {
+  const auto text_of = [](std::vector<const char*> arguments) -> std::string {
+    try {
+      options_of(std::move(arguments));
+    } catch (const usage_error& e) {
+      return e.what();
+    }
+    return {};
+  };
+  CHECK(text_of({"--mesh", "pp1-dp4-cp1-ep1", "--micro-batch", "1048576", "--seq", "1048576"}) ==
+        "a step of 4194304 sequences of 1048576 tokens has 4398046511104 tokens; valid: up to 1073741824");
+  CHECK(text_of({"--mesh", "pp1-dp4-cp1-ep1", "--batch", "6"}).find("--micro-batch") == std::string::npos);
+  CHECK(text_of({"--mesh", "pp1-dp4-cp1-ep1", "--micro-batch", "3"}).empty());
+}
+
+TEST_CASE("one rank takes any sequence, as ring attention does; more need whole chunks") {
+  CHECK(options_of({"--seq", "1"}).sequence == 1);
+  CHECK(options_of({"--mesh", "pp1-dp2-cp1-ep1", "--seq", "7"}).sequence == 7);
+  CHECK_THROWS_WITH_AS(options_of({"--mesh", "pp1-dp1-cp2-ep1", "--seq", "6"}), doctest::Contains("2*cp=4"),
+                       pleat::mesh_error);
+}
+
+TEST_CASE("what a step reads, in words") {
+  CHECK(work_text(options_of({"--seq", "1"})) ==
+        "1 rank, 1 micro-batch of 1 sequence of 1 token a step on each of 1 data rank");
+  CHECK(work_text(options_of({"--mesh", "pp1-dp2-cp1-ep1", "--batch", "12", "--micro-batch", "2"})) ==
+        "2 ranks, 3 micro-batches of 2 sequences of 128 tokens a step on each of 2 data ranks");
 }
