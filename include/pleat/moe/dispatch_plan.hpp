@@ -211,7 +211,7 @@ inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOp
   check_choice(shape.experts, shape.k);
   if (ranks < 1 || shape.experts % ranks != 0) {
     fail<mesh_error>("pleat[M06]: experts=", shape.experts, " is not divisible by ep=", ranks,
-                     "; valid ep: ", Divisors{shape.experts});
+                     "; valid ep: ", Divisors{shape.experts}, ", or experts: a multiple of ", ranks);
   }
   if (shape.max_tokens < 1 || shape.max_tokens > 0x7fffffff || shape.hidden < 1 || options.row_alignment < 1) {
     fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
