@@ -168,7 +168,7 @@ struct core_leaf<cuda_device> {
       dispatch_dtype(FloatTypes{}, in_dtype, [&](auto in_type) {
         using Out = typename decltype(out_type)::type;
         using In = typename decltype(in_type)::type;
-        constexpr int width = detail::pack_width(std::min(sizeof(Out), sizeof(In)));
+        constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(In)));
         const bool packs = detail::is_packable<Out>(out, width) && detail::is_packable<In>(in, width);
         const std::size_t whole = packs ? elems / width : 0;
         if (whole != 0) launch_cast<Out, In, width>(static_cast<Out*>(out), static_cast<const In*>(in), whole, s);
