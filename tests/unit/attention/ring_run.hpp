@@ -174,4 +174,16 @@ oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, 
   return all;
 }
 
+/// One rank's operation and its memory, for tests that call it themselves.
+struct Bound {
+  Bound(const ring::Plan& plan, ThreadComm& world)
+      : scratch(plan.footprint().scratch, 0xff),
+        arena(world, plan.footprint().symmetric),
+        op(ring::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+                      Memory<HostArena>{scratch.block(), {}, {}, &arena})) {}
+  HostBuffer scratch;
+  HostArena arena;
+  ring::RingAttention<HostExecutor, ThreadComm, HostArena> op;
+};
+
 }  // namespace ring_run
