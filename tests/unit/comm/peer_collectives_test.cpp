@@ -53,7 +53,7 @@ class FakeStores {
       const std::byte* const from = in + peer * stride_bytes;
       if (i != 0) peers_->await(static_cast<int>(peer), free_, s);
       jitter();
-      if (from != at(static_cast<int>(peer))) std::memcpy(at(static_cast<int>(peer)), from, bytes);
+      if (from != at(static_cast<int>(peer))) HostExecutor{}.copy(at(static_cast<int>(peer)), from, bytes, {});
       if (i != 0) peers_->signal(static_cast<int>(peer), full_, s);
     }
     for (int i = 1; i < peers_->size(); ++i) peers_->await((peers_->rank() + i) % peers_->size(), full_, s);
