@@ -131,6 +131,7 @@ struct ArchetypeExecutor {
   using stream_type = ArchetypeStream;
   struct event_type {};
 
+  pleat::Device device() const { return {}; }
   event_type make_event() const { return {}; }
   void record(event_type&, ArchetypeStream) const {}
   void wait(ArchetypeStream, const event_type&) const {}

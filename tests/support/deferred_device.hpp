@@ -51,6 +51,7 @@ class DeferredExecutor {
   using stream_type = DeferredStream;
   using event_type = DeferredEvent;
 
+  pleat::Device device() const noexcept { return {}; }
   event_type make_event() const { return {}; }
   void record(event_type& event, stream_type s) const {
     const int number = ++event.records->enqueued;

@@ -36,6 +36,7 @@ class JitterExecutor {
   using stream_type = pleat::HostStream;
   using event_type = pleat::HostEvent;
 
+  pleat::Device device() const noexcept { return {}; }
   event_type make_event() const noexcept { return {}; }
   void record(event_type&, stream_type) const { jitter(); }
   void wait(stream_type, const event_type&) const { jitter(); }

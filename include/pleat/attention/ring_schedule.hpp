@@ -72,7 +72,7 @@ class RingSchedule {
     call.deterministic = plan_->deterministic;
     call.dq = rows(scratch.dq, plan_->shape.qk_dim);
 
-    const KeyValueBlock own_part = block_of(scratch.dkv, *plan_, tokens(), accumulator_of(*plan_), device);
+    const KeyValueBlock own_part = block_of(scratch.dkv, *plan_, tokens(), accumulator_of(*plan_), executor_.device());
     Leaf::delta(call.delta, t.out, gradients.dout, s.compute);
     transport.open(work, t.own, s);
     for (int step = 0; step < plan_->cp; ++step) {
@@ -103,16 +103,14 @@ class RingSchedule {
   /// [batch, q_heads, local_tokens] of accumulators.
   TensorRef statistics(std::byte* data) const {
     return TensorRef(data, accumulator_of(*plan_), {plan_->shape.batch, plan_->shape.q_heads, tokens()},
-                     Device{device, 0});
+                     executor_.device());
   }
 
  private:
-  static constexpr DeviceKind device = device_kind<typename Executor::device_type>;
-
   std::int64_t tokens() const { return plan_->local_tokens(rank_); }
   /// [batch, local_tokens, q_heads, dim] of accumulators.
   TensorRef rows(std::byte* data, int dim) const {
-    return tensor_of(data, *plan_, tokens(), plan_->shape.q_heads, dim, accumulator_of(*plan_), device);
+    return tensor_of(data, *plan_, tokens(), plan_->shape.q_heads, dim, accumulator_of(*plan_), executor_.device());
   }
   /// What is left of scratch when the transport has taken its part.
   Carver scratch() const {

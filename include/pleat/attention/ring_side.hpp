@@ -22,11 +22,11 @@ inline KeyValueBlock rows_of(const KeyValueBlock& block, TokenSpan rows) {
 }
 
 inline TensorRef tensor_of(std::byte* data, const Plan& p, std::int64_t tokens, int heads, int dim, DType dtype,
-                           DeviceKind device) {
-  return TensorRef(data, dtype, {p.shape.batch, tokens, heads, dim}, Device{device, 0});
+                           Device device) {
+  return TensorRef(data, dtype, {p.shape.batch, tokens, heads, dim}, device);
 }
 inline KeyValueBlock block_of(const BlockMemory& memory, const Plan& p, std::int64_t tokens, DType dtype,
-                              DeviceKind device) {
+                              Device device) {
   return {tensor_of(memory.keys, p, tokens, p.shape.kv_heads, p.shape.qk_dim, dtype, device),
           tensor_of(memory.values, p, tokens, p.shape.kv_heads, p.shape.v_dim, dtype, device)};
 }
@@ -76,7 +76,6 @@ class RingSide {
 
  protected:
   using Event = typename Executor::event_type;
-  static constexpr DeviceKind device = device_kind<typename Executor::device_type>;
 
   RingSide(std::shared_ptr<const Plan> plan, const Executor& executor, int rank, const Slots& slots)
       : plan_(std::move(plan)),
@@ -95,11 +94,12 @@ class RingSide {
 
   /// `tokens` rows in the slot of `step`.
   KeyValueBlock block_in(const Slots& slots, int step, std::int64_t tokens) const {
-    return block_of(slots.blocks[slot_of(step)], *plan_, tokens, plan_->shape.dtype, device);
+    return block_of(slots.blocks[slot_of(step)], *plan_, tokens, plan_->shape.dtype, executor_.device());
   }
   /// The gradients of the whole block of rank `of` in the slot of `step`.
   KeyValueBlock sums_in(const Slots& slots, int step, int of) const {
-    return block_of(slots.sums[slot_of(step)], *plan_, plan_->local_tokens(of), accumulator_of(*plan_), device);
+    return block_of(slots.sums[slot_of(step)], *plan_, plan_->local_tokens(of), accumulator_of(*plan_),
+                    executor_.device());
   }
   void copy(const KeyValueBlock& out, const KeyValueBlock& in, stream_type s) const {
     pleat::detail::copy_tensor(executor_, out.keys, in.keys, s);

@@ -9,12 +9,14 @@
 namespace pleat::inline v0 {
 
 /// What a schedule does on a device. Copies and zeroing are ordered on the stream; `make_event` runs at bind only.
+/// `device()`: where the tensors lie that a schedule makes, the rank's own device.
 /// `copy(dst, src, bytes, s)`; `copy_2d(dst, dst_pitch, src, src_pitch, width, height, s)`, all in bytes; `zero(dst,
 /// bytes, s)`. Regions must not overlap. Zero bytes do nothing, whatever the pointers.
 template <class E>
 concept executor = requires(const E& e, typename E::stream_type s, typename E::event_type& event, void* out,
                             const void* in, std::size_t n) {
   typename E::device_type;
+  { e.device() } -> std::same_as<Device>;
   { e.make_event() } -> std::same_as<typename E::event_type>;
   e.record(event, s);
   e.wait(s, event);

@@ -14,6 +14,12 @@ class CudaExecutor {
   using stream_type = cudaStream_t;
   using event_type = CudaEvent;
 
+  /// The device that is current.
+  Device device() const {
+    int index = 0;
+    check_cuda(cudaGetDevice(&index), "cudaGetDevice");
+    return {DeviceKind::cuda, index};
+  }
   CudaEvent make_event() const { return CudaEvent(); }
   void record(const CudaEvent& event, cudaStream_t s) const {
     check_cuda(cudaEventRecord(event, s), "cudaEventRecord");

@@ -41,7 +41,7 @@ struct ShardState {
   const std::vector<Piece>& held(int unit) const { return pieces[static_cast<std::size_t>(unit)]; }
   const char* name(int unit) const { return plan.names[static_cast<std::size_t>(unit)].c_str(); }
 
-  static constexpr Device device() { return {device_kind<typename Executor::device_type>, 0}; }
+  Device device() const { return executor.device(); }
 
   /// Errors: shape_error F13.
   void check_unit(int unit) const {

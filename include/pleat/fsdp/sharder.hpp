@@ -195,7 +195,7 @@ class Sharder {
   }
   void check_full(const char* call, int unit, int param, const TensorRef& tensor) const {
     const ParamPlace& place = state_->layout(unit).place(param);
-    TensorRef wanted(nullptr, tensor.dtype(), {}, State::device());
+    TensorRef wanted(nullptr, tensor.dtype(), {}, state_->device());
     if (place.spec.experts != 0) wanted.push_extent(place.spec.experts, 0);
     for (const std::int64_t extent : place.spec.shape) wanted.push_extent(extent, 0);
     bool fits =

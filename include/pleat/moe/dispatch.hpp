@@ -75,7 +75,7 @@ class Dispatch {
 
   /// The rows that `dispatch` returned.
   ExpertRows rows(const DispatchSaved& saved) const {
-    const Device device{kind, 0};
+    const Device device = executor_.device();
     return {{saved.record.rows, plan_.shape.dtype, {plan_.capacity_rows(), plan_.shape.hidden}, device},
             {saved.record.offsets, DType::i64, {plan_.experts_local() + 1}, device}};
   }

@@ -157,6 +157,7 @@ struct ModelExecutor {
   using stream_type = ModelStream;
   using event_type = ModelEvent;
 
+  Device device() const { return {DeviceKind::cuda, 0}; }
   ModelEvent make_event() const { return {}; }
   void record(ModelEvent& event, ModelStream s) const { event.node = s.add(); }
   void wait(ModelStream s, const ModelEvent& event) const {

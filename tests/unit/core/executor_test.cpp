@@ -14,17 +14,22 @@ using namespace pleat;
 struct NoEvents : HostExecutor {
   void make_event() const {}
 };
+struct NoDevice : HostExecutor {
+  int device() const { return 0; }
+};
 struct NoZero {
   using device_type = host_device;
   using stream_type = HostStream;
   using event_type = HostEvent;
+  Device device() const { return {}; }
   HostEvent make_event() const { return {}; }
   void record(HostEvent&, HostStream) const {}
   void wait(HostStream, const HostEvent&) const {}
   void copy(void*, const void*, std::size_t, HostStream) const {}
   void copy_2d(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, HostStream) const {}
 };
-static_assert(executor<HostExecutor> && !executor<NoEvents> && !executor<NoZero> && !executor<int>);
+static_assert(executor<HostExecutor> && !executor<NoEvents> && !executor<NoDevice> && !executor<NoZero> &&
+              !executor<int>);
 static_assert(std::is_same_v<executor_for<host_device>, HostExecutor>);
 static_assert(std::is_empty_v<HostExecutor> && std::is_empty_v<HostStream> && std::is_empty_v<HostEvent>);
 

@@ -18,6 +18,7 @@ class HostExecutor {
   using stream_type = HostStream;
   using event_type = HostEvent;
 
+  Device device() const noexcept { return {}; }
   HostEvent make_event() const noexcept { return {}; }
   void record(HostEvent&, HostStream) const noexcept {}
   void wait(HostStream, const HostEvent&) const noexcept {}
