@@ -131,6 +131,13 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
     fail<shape_error>("pleat[A02]: cp=", cp, ", qk_dim=", shape.qk_dim, " and v_dim=", shape.v_dim,
                       " must be at least 1, batch=", shape.batch, " and tokens=", shape.tokens, " at least 0");
   }
+  const double row_elems = static_cast<double>(shape.q_heads) * std::max(shape.qk_dim, shape.v_dim);
+  const double rows = static_cast<double>(std::max<std::int64_t>(shape.batch, 1)) * static_cast<double>(shape.tokens);
+  if (rows * row_elems > 0x1p56) {  // so that no sum of sizes passes 64 bits
+    fail<shape_error>("pleat[A02]: batch=", shape.batch, " tokens=", shape.tokens, " q_heads=", shape.q_heads,
+                      " qk_dim=", shape.qk_dim, " v_dim=", shape.v_dim,
+                      ": the product of batch, tokens, heads and a head's dim must not pass 2^56");
+  }
   Plan p;
   p.cp = cp;
   p.causal = options.causal;

@@ -55,7 +55,9 @@ class TokenSpans {
 
 /// Piece `index` of `tokens` tokens cut into `pieces` contiguous pieces of nearly equal size.
 constexpr TokenSpan piece_of(std::int64_t tokens, int pieces, int index) {
-  return {tokens * index / pieces, tokens * (index + 1) / pieces};
+  // tokens * i / pieces, without the product
+  const auto cut = [&](std::int64_t i) { return tokens / pieces * i + tokens % pieces * i / pieces; };
+  return {cut(index), cut(index + 1)};
 }
 
 /// The tokens of context-parallel rank `rank` of `cp` in the zigzag split, which balances causal attention: of `2 * cp`

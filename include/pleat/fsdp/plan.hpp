@@ -159,11 +159,11 @@ inline void append_to(Message& message, const Plan& p) {
 
 namespace detail {
 /// How many units of a kind there are at most in `window` consecutive ones.
-inline int most_in_window(std::span<const UnitSpec> units, Param kind, int window) {
+inline int most_in_window(std::span<const UnitSpec> units, Param kind, std::size_t window) {
   int most = 0;
   for (std::size_t first = 0; first < units.size(); ++first) {
     int count = 0;
-    for (std::size_t u = first; u < units.size() && u < first + static_cast<std::size_t>(window); ++u) {
+    for (std::size_t u = first; u < units.size() && u < first + window; ++u) {
       count += units[u].kind == kind;
     }
     most = std::max(most, count);
@@ -208,7 +208,7 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   for (const Param kind : {Param::dense, Param::expert}) {
     KindPlan& of_kind = made.per_kind[static_cast<std::size_t>(kind)];
     of_kind.ranks = sizes.of(kind);
-    of_kind.slots = detail::most_in_window(units, kind, options.prefetch + 1);
+    of_kind.slots = detail::most_in_window(units, kind, std::size_t{1} + static_cast<std::size_t>(options.prefetch));
     of_kind.gradient_units = detail::most_in_window(units, kind, 2);
   }
   return made;

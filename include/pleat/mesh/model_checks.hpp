@@ -24,16 +24,21 @@ PLEAT_HD constexpr long long greatest_common_divisor(long long a, long long b) {
 }
 }  // namespace detail
 
-/// How many of a layer's `experts` routed experts each rank hosts. Errors: M06.
+/// How many of a layer's `experts` routed experts each rank of a group of `ep` hosts. `stage` is a multiple of every
+/// possible ep. Errors: M06.
+PLEAT_HD constexpr int experts_per_rank(int ep, int experts, long long stage) {
+  if (experts < 1) fail<mesh_error>("pleat[M06]: experts=", experts, " must be at least 1");
+  if (!detail::divides(ep, experts)) {
+    fail<mesh_error>("pleat[M06]: experts=", experts, " is not divisible by ep=", ep,
+                     "; valid ep: ", Divisors{detail::greatest_common_divisor(experts, stage)},
+                     ", or experts: a multiple of ", ep);
+  }
+  return experts / ep;
+}
+/// The same for the ep groups of a mesh.
 template <folded_mesh Mesh>
 PLEAT_HD constexpr int experts_per_rank(const Mesh& mesh, int experts) {
-  if (experts < 1) fail<mesh_error>("pleat[M06]: experts=", experts, " must be at least 1");
-  if (!detail::divides(mesh.ep, experts)) {
-    fail<mesh_error>("pleat[M06]: experts=", experts, " is not divisible by ep=", int{mesh.ep},
-                     "; valid ep: ", Divisors{detail::greatest_common_divisor(experts, mesh.stage_size)},
-                     ", or experts: a multiple of ", int{mesh.ep});
-  }
-  return experts / mesh.ep;
+  return experts_per_rank(mesh.ep, experts, mesh.stage_size);
 }
 /// The same for a number that is a constant; with a static mesh M06 is a compile error.
 template <int Experts, folded_mesh Mesh>

@@ -59,8 +59,8 @@ std::string hidden_stages_note(const Mesh& mesh) {
 template <folded_mesh Mesh>
 std::string summary(const Mesh& mesh) {
   const std::string replicas = mesh.replicas == 1 ? "" : text(", ", int{mesh.replicas}, " replicas");
-  return text(int{mesh.world_size}, " ranks = ", int{mesh.pp}, mesh.pp == 1 ? " stage" : " stages", " of ",
-              int{mesh.stage_size}, replicas);
+  return text(int{mesh.world_size}, mesh.world_size == 1 ? " rank = " : " ranks = ", int{mesh.pp},
+              mesh.pp == 1 ? " stage" : " stages", " of ", int{mesh.stage_size}, replicas);
 }
 
 /// How a kind of group, of more than one rank, lies in the domains.

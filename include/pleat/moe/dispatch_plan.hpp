@@ -8,6 +8,7 @@
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
+#include <pleat/mesh/model_checks.hpp>
 #include <pleat/moe/operand.hpp>
 #include <pleat/moe/row_table.hpp>
 
@@ -209,10 +210,7 @@ class DispatchSaved {
 /// E07 for sizes.
 inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOptions& options = {}) {
   check_choice(shape.experts, shape.k);
-  if (ranks < 1 || shape.experts % ranks != 0) {
-    fail<mesh_error>("pleat[M06]: experts=", shape.experts, " is not divisible by ep=", ranks,
-                     "; valid ep: ", Divisors{shape.experts}, ", or experts: a multiple of ", ranks);
-  }
+  experts_per_rank(ranks, shape.experts, shape.experts);  // any divisor of the experts may be a group's size
   if (shape.max_tokens < 1 || shape.max_tokens > 0x7fffffff || shape.hidden < 1 || options.row_alignment < 1) {
     fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
                       " row_alignment=", options.row_alignment, " must each be at least 1, max_tokens below 2^31");

@@ -29,7 +29,7 @@ TensorRef dense_or_absent(const char* what, const T& t, DType dtype, DeviceKind 
 constexpr void check_choice(int experts, int k) {
   if (k < 1 || k > experts) {
     fail<shape_error>("pleat[E02]: k=", k, " distinct experts of experts=", experts,
-                      " cannot be chosen; valid k: 1 .. experts");
+                      " cannot be chosen; valid k: 1 .. ", experts);
   }
 }
 

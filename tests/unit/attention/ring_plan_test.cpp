@@ -36,6 +36,26 @@ TEST_CASE("A02: extents that cannot be") {
   wrong.v_dim = 0;
   expect_error<shape_error>("pleat[A02]: cp=2, qk_dim=192 and v_dim=0", [&] { ring::plan(2, wrong); });
   expect_error<shape_error>("pleat[A02]: cp=0", [&] { ring::plan(0, shape(16)); });
+  const std::int64_t huge = std::int64_t{1} << 62;
+  for (const ring::Shape& large : {shape(huge), shape(huge, {0, huge})}) {
+    for (const std::int64_t batch : {std::int64_t{0}, std::int64_t{2}, huge}) {
+      ring::Shape too_large = large;
+      too_large.batch = batch;
+      const std::string text = "pleat[A02]: batch=" + std::to_string(batch) + " tokens=4611686018427387904 q_heads=8";
+      expect_error<shape_error>(text, [&] { ring::plan(4, too_large); });
+    }
+  }
+}
+
+TEST_CASE("the largest plan: spans and sizes do not overflow") {
+  ring::Shape large = shape(std::int64_t{1} << 45);  // 2^56 = 2 * 2^45 * 8 * 2^7
+  large.qk_dim = 128;
+  const ring::Plan plan = ring::plan(64, large, {.transport = Transport::peer});
+  const std::size_t head_rows = 2 * (std::size_t{1} << 39);  // of a rank and a head
+  CHECK(plan.spans.back() == TokenSpans({63 * (1LL << 38), 64 * (1LL << 38)}, {64 * (1LL << 38), 65 * (1LL << 38)}));
+  CHECK(plan.footprint().saved == head_rows * 8 * 4);
+  CHECK(plan.footprint().symmetric == 2 * head_rows * 2 * (128 + 128) * (2 + 4));
+  CHECK(ring::plan(1, large).footprint().saved == head_rows * 64 * 8 * 4);
 }
 
 TEST_CASE("A03: documents past the end of the stream") {

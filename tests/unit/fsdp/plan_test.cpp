@@ -1,6 +1,7 @@
 // Plans of sharded parameters: slots, memory, sizes of a mesh's groups, and what cannot be planned.
 #include <pleat/fsdp/plan.hpp>
 
+#include <limits>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -32,6 +33,9 @@ TEST_CASE("slots and gradient units are as many as neighbouring units need") {
   CHECK(three.of(Param::dense).slots == 3);
   CHECK(three.of(Param::expert).slots == 2);
   CHECK(three.of(Param::expert).ranks == 2);
+  const fsdp::Plan all = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = std::numeric_limits<int>::max()});
+  CHECK(all.of(Param::dense).slots == 5);
+  CHECK(all.of(Param::expert).slots == 3);
 }
 
 TEST_CASE("memory: shards, slots and gradient units, and what sums work in off the peer path") {

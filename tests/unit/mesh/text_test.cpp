@@ -38,6 +38,7 @@ TEST_CASE("[M09] a text that is no mesh") {
 }
 
 TEST_CASE("the drawing of a small mesh") {
+  CHECK(pleat::draw_text(parse_mesh("dp1")).find("pp1-dp1-cp1-ep1: 1 rank = 1 stage of 1\n") == 0);
   CHECK(pleat::draw_text(parse_mesh("dp4-cp3-ep4")) ==
         R"(pp1-dp4-cp3-ep4: 12 ranks = 1 stage of 12
 rows are cp and ep groups, columns dp and expert_dp groups; | starts a node of 8

@@ -413,7 +413,12 @@ TEST_CASE("errors name the values") {
   CHECK(text([] {
           moe::plan(3, DispatchShape{4, 4, 8, 2});
         }) == "pleat[M06]: experts=8 is not divisible by ep=3; valid ep: 1 2 4 8, or experts: a multiple of 3");
-  CHECK(text([] { moe::plan(2, DispatchShape{4, 4, 8, 9}); }).find("pleat[E02]: k=9") == 0);
+  CHECK(text([] {
+          moe::plan(2, DispatchShape{4, 4, 8, 9});
+        }).find("pleat[E02]: k=9 distinct experts of experts=8 cannot be chosen; valid k: 1 .. 8") == 0);
+  CHECK(text([] {
+          moe::plan(0, DispatchShape{4, 4, 8, 2});
+        }).find("pleat[M06]: experts=8 is not divisible by ep=0") == 0);
   CHECK(text([] { moe::plan(2, DispatchShape{0, 4, 8, 2}); }).find("pleat[E07]: max_tokens=0") == 0);
   CHECK(text([] { moe::plan(2, DispatchShape{4, 4, 8, 2}, {.row_alignment = 0}); }).find("pleat[E07]") == 0);
   const moe::DispatchPlan plan = moe::plan(1, DispatchShape{4, 4, 8, 2});
