@@ -48,7 +48,9 @@ class RingAttention {
       : plan_(std::make_shared<const Plan>(std::move(plan))),
         tokens_(plan_->local_tokens(checked_rank(group))),
         schedule_(plan_, executor, group.rank(), memory.scratch),
-        transport_(make_transport(executor, group, memory, s)) {}
+        transport_(make_transport(executor, group, memory, s)) {
+    preload_leaves<core_leaf<device_type>, attention_leaf<device_type>>();
+  }
 
   const Plan& plan() const { return *plan_; }
 

@@ -51,6 +51,7 @@ class PeerReduceScatter {
   /// See `bind`.
   PeerReduceScatter(const PeerReduceScatterPlan& plan, Peers peers, stream_type s)
       : plan_(plan), peers_(std::move(peers)), terms_(static_cast<std::size_t>(peers_.size())) {
+    preload_leaves<core_leaf<typename Executor::device_type>>();
     Carver memory(Block{peers_.base(peers_.rank()), plan_.footprint().symmetric});
     inputs_ = plan_.carve(memory);
     for (int slot = 0; slot < peer_slots; ++slot) signal_all(detail::free_channel(slot), s);

@@ -89,6 +89,12 @@ using FloatTypes = TypeList<double, float, bfloat16>;
 /// The types an accumulator can have.
 using AccumulatorTypes = TypeList<double, float>;
 
+/// Calls `f(std::type_identity<T>{})` for each type of the list.
+template <class... Ts, class F>
+constexpr void for_each_type(TypeList<Ts...>, F&& f) {
+  (f(std::type_identity<Ts>{}), ...);
+}
+
 /// Calls `f(std::type_identity<T>{})` with the type of the list that `dtype` names.
 /// Errors: shape_error T01 with the dtype and the valid choices.
 template <class... Ts, class F>

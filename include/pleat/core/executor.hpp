@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 #include <pleat/core/device.hpp>
 
@@ -47,6 +48,17 @@ struct ExecutorFor {
 /// The default, stateless executor of a device.
 template <class DeviceType>
 using executor_for = typename detail::ExecutorFor<DeviceType>::type;
+
+/// What every bind does for the leaves that its calls use. A kernel that is loaded when it is first launched may wait
+/// for the device, and so for ever where a peer's signal is awaited there: a leaf with kernels has a static `preload()`
+/// that loads all it may launch, on the current device. Others need none.
+template <class... Leaves>
+void preload_leaves() {
+  const auto load = []<class Leaf>(std::type_identity<Leaf>) {
+    if constexpr (requires { Leaf::preload(); }) Leaf::preload();
+  };
+  (load(std::type_identity<Leaves>{}), ...);
+}
 
 /// Leaves every template uses; specialized per device. Static members, ordered on the stream:
 /// - `cast_copy(out, out_dtype, in, in_dtype, elems, s)`: out[i] = in[i], rounded to nearest even.

@@ -7,6 +7,7 @@
 
 #include <pleat/core/carve.hpp>
 #include <pleat/core/config.hpp>
+#include <pleat/cuda/kernel.hpp>
 #include <pleat/cuda/mapped_peers.hpp>
 
 namespace pleat::inline v0 {
@@ -93,6 +94,7 @@ inline DeviceSignals bind_device_signals(const MappedPeers& peers, int first_cha
 /// must all be resident there too. At bind, on every rank. Errors: comm_error C28, C20.
 template <class Kernel>
 void require_resident(Kernel* kernel, const char* name, int ctas, int threads, std::size_t shared_bytes = 0) {
+  preload_kernel(kernel, name);
   int device = 0, multiprocessors = 0, per_multiprocessor = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),

@@ -162,6 +162,25 @@ template <>
 struct core_leaf<cuda_device> {
   static constexpr std::size_t sum_of_squares_scratch_bytes = detail::square_partials * sizeof(double);
 
+  static void preload() {
+    for_each_type(FloatTypes{}, [](auto out_type) {
+      using Out = typename decltype(out_type)::type;
+      for_each_type(FloatTypes{}, [](auto in_type) {
+        using In = typename decltype(in_type)::type;
+        constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(In)));
+        if constexpr (!std::is_same_v<Out, In>) {
+          preload_kernel(detail::cast_copy_kernel<Out, In, width>, "cast_copy_kernel");
+          preload_kernel(detail::cast_copy_kernel<Out, In, 1>, "cast_copy_kernel");
+        }
+        preload_kernel(detail::sum_ranks_kernel<Out, In, width, sum_batch>, "sum_ranks_kernel");
+        preload_kernel(detail::sum_ranks_kernel<Out, In, 1, sum_batch>, "sum_ranks_kernel");
+      });
+      preload_kernel(detail::square_kernel<Out, detail::pack_width(sizeof(Out))>, "square_kernel");
+      preload_kernel(detail::square_kernel<Out, 1>, "square_kernel");
+      preload_kernel(detail::square_total_kernel<Out>, "square_total_kernel");
+    });
+  }
+
   static void cast_copy(void* out, DType out_dtype, const void* in, DType in_dtype, std::size_t elems, cudaStream_t s) {
     if (out_dtype == in_dtype) return CudaExecutor{}.copy(out, in, elems * size_bytes(in_dtype), s);
     dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
@@ -222,6 +241,8 @@ struct core_leaf<cuda_device> {
   }
 
  private:
+  static constexpr int sum_batch = 4;
+
   template <class Out, class In, int Width>
   static void launch_cast(Out* out, const In* in, std::size_t packs, cudaStream_t s) {
     if (packs == 0) return;
@@ -233,10 +254,9 @@ struct core_leaf<cuda_device> {
   static void launch_sum(Out* out, std::span<const void* const> parts, std::size_t offset_bytes, std::size_t packs,
                          bool accumulate, cudaStream_t s) {
     if (packs == 0) return;
-    constexpr int batch = 4;
     const detail::RankParts table = rank_parts(parts, offset_bytes);
-    const unsigned grid = detail::leaf_grid((packs + batch - 1) / batch);
-    detail::sum_ranks_kernel<Out, Part, Width, batch>
+    const unsigned grid = detail::leaf_grid((packs + sum_batch - 1) / sum_batch);
+    detail::sum_ranks_kernel<Out, Part, Width, sum_batch>
         <<<grid, detail::leaf_threads, 0, s>>>(out, table, packs, accumulate);
     check_launch("sum_ranks_kernel");
   }

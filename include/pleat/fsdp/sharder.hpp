@@ -148,6 +148,7 @@ class Sharder {
 
   static std::unique_ptr<State> make_state(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                            const Memory<Arena>& memory, stream_type s) {
+    preload_leaves<leaf>();
     auto state = std::make_unique<State>(plan, executor);
     Carver persistent(memory.persistent);
     for (std::size_t u = 0; u < plan.layouts.size(); ++u) {

@@ -44,6 +44,7 @@ class Dispatch {
         persistent_(memory.persistent),
         status_(plan.carve_status(persistent_)),
         rows_(make_rows(memory, s)) {
+    preload_leaves<leaf>();
     executor_.zero(status_, sizeof(DispatchStatus), s);
   }
   const DispatchPlan& plan() const { return plan_; }

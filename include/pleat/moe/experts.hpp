@@ -111,6 +111,7 @@ class Experts {
 
   /// Errors: shape_error T02.
   Experts(const ExpertPlan& plan, Block scratch) : plan_(plan) {
+    preload_leaves<leaf>();
     Carver memory(scratch);
     scratch_ = plan.carve_scratch(memory);
   }

@@ -89,6 +89,7 @@ class LoadBalance {
 
   LoadBalance(const LoadBalancePlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
       : plan_(plan), counted_over_(counted_over) {
+    preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
     Carver scratch_memory(scratch), persistent_memory(persistent);
     scratch_ = plan.carve_scratch(scratch_memory);
     running_ = plan.carve_persistent(persistent_memory);

@@ -74,7 +74,7 @@ class Router {
   using device_type = typename Executor::device_type;
   using Stream = typename Executor::stream_type;
 
-  explicit Router(const RouterPlan& plan) : plan_(plan) {}
+  explicit Router(const RouterPlan& plan) : plan_(plan) { preload_leaves<moe_leaf<device_type>>(); }
   const RouterPlan& plan() const { return plan_; }
 
   /// Chooses: logits [tokens, experts] acc -> ids [tokens, k] i32, weights [tokens, k] acc, probs [tokens, experts]

@@ -46,6 +46,7 @@ class SelectionBias {
 
   SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
       : plan_(plan), counted_over_(counted_over), scratch_(scratch) {
+    preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
     Carver memory(persistent);
     counts_ = memory.take<double>(plan.counters());
   }

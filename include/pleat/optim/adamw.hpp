@@ -54,6 +54,7 @@ class Adamw {
   using leaf = optim_leaf<typename Executor::device_type>;
 
   Adamw(const AdamwPlan& plan, Executor executor, Block persistent, stream_type s) : options_(plan.options) {
+    preload_leaves<leaf>();
     Carver memory(persistent);
     moments_ = plan.carve(memory);
     executor.zero(persistent.data, memory.used_bytes(), s);

@@ -43,6 +43,7 @@ class StepNorm {
 
   StepNorm(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent, stream_type s)
       : executor_(executor), world_(world) {
+    preload_leaves<leaf>();
     Carver memory(persistent);
     buffers_ = plan.carve(memory);
     executor_.zero(persistent.data, memory.used_bytes(), s);

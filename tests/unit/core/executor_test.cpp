@@ -74,6 +74,17 @@ TEST_CASE("copy_2d repeats a row whose pitch is zero") {
   CHECK(out == std::vector<unsigned char>{1, 2, 1, 2, 1, 2});
 }
 
+int loads = 0;
+struct WithKernels {
+  static void preload() { ++loads; }
+};
+struct WithoutKernels {};
+
+TEST_CASE("leaves that have kernels are loaded") {
+  preload_leaves<WithKernels, WithoutKernels, WithKernels>();
+  CHECK(loads == 2);
+}
+
 TEST_CASE("events are made, recorded and waited for") {
   HostEvent event = host.make_event();
   host.record(event, s);
