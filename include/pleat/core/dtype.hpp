@@ -7,10 +7,11 @@
 
 #include <pleat/core/bfloat16.hpp>
 #include <pleat/core/error.hpp>
+#include <pleat/core/float16.hpp>
 
 namespace pleat::inline v0 {
 
-enum class DType : std::uint8_t { f64, f32, bf16, i64, i32, u8 };
+enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
 
 constexpr const char* name_of(DType dtype) {
   switch (dtype) {
@@ -20,6 +21,8 @@ constexpr const char* name_of(DType dtype) {
       return "f32";
     case DType::bf16:
       return "bf16";
+    case DType::f16:
+      return "f16";
     case DType::i64:
       return "i64";
     case DType::i32:
@@ -42,6 +45,7 @@ constexpr std::size_t size_bytes(DType dtype) {
     case DType::i32:
       return 4;
     case DType::bf16:
+    case DType::f16:
       return 2;
     case DType::u8:
       return 1;
@@ -58,6 +62,8 @@ template <>
 struct DTypeOf<float> : std::integral_constant<DType, DType::f32> {};
 template <>
 struct DTypeOf<bfloat16> : std::integral_constant<DType, DType::bf16> {};
+template <>
+struct DTypeOf<float16> : std::integral_constant<DType, DType::f16> {};
 template <>
 struct DTypeOf<std::int64_t> : std::integral_constant<DType, DType::i64> {};
 template <>
@@ -76,7 +82,7 @@ concept element = requires {
 template <element T>
 inline constexpr DType dtype_of = detail::DTypeOf<std::remove_cv_t<T>>::value;
 
-/// The type sums over `T` are kept in: double for double, float for float and bfloat16.
+/// The type sums over `T` are kept in: double for double, float for all others.
 template <class T>
 using accumulator_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 constexpr DType accumulator(DType dtype) {

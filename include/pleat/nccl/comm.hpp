@@ -298,6 +298,8 @@ class NcclComm {
         return ncclFloat32;
       case DType::bf16:
         return ncclBfloat16;
+      case DType::f16:
+        return ncclFloat16;
       case DType::i64:
         return ncclInt64;
       case DType::i32:

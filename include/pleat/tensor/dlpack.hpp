@@ -41,12 +41,13 @@ struct tensor_traits<T> {
       if (code == 2 && bits == 64) return DType::f64;
       if (code == 2 && bits == 32) return DType::f32;
       if (code == 4 && bits == 16) return DType::bf16;
+      if (code == 2 && bits == 16) return DType::f16;
       if (code == 0 && bits == 64) return DType::i64;
       if (code == 0 && bits == 32) return DType::i32;
       if (code == 1 && bits == 8) return DType::u8;
     }
     fail<shape_error>("pleat[T08]: DLPack dtype code ", code, ", ", bits, " bits, ", static_cast<int>(t.dtype.lanes),
-                      " lanes has no pleat dtype; valid: f64 f32 bf16 i64 i32 u8");
+                      " lanes has no pleat dtype; valid: f64 f32 bf16 f16 i64 i32 u8");
   }
   static Device device(const T& t) {
     const int type = static_cast<int>(t.device.device_type);  // kDLCPU 1, kDLCUDA 2, kDLCUDAHost 3, kDLCUDAManaged 13

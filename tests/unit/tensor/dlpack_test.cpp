@@ -77,8 +77,9 @@ TEST_CASE("no axes, extents of zero, and strides beyond 2^31") {
 
 TEST_CASE("every dtype that pleat has") {
   const std::pair<DLDataType, DType> dtypes[] = {{{kDLFloat, 64, 1}, DType::f64},   {{kDLFloat, 32, 1}, DType::f32},
-                                                 {{kDLBfloat, 16, 1}, DType::bf16}, {{kDLInt, 64, 1}, DType::i64},
-                                                 {{kDLInt, 32, 1}, DType::i32},     {{kDLUInt, 8, 1}, DType::u8}};
+                                                 {{kDLBfloat, 16, 1}, DType::bf16}, {{kDLFloat, 16, 1}, DType::f16},
+                                                 {{kDLInt, 64, 1}, DType::i64},     {{kDLInt, 32, 1}, DType::i32},
+                                                 {{kDLUInt, 8, 1}, DType::u8}};
   Case given;
   for (const auto& [dl, dtype] : dtypes) {
     given.tensor.dtype = dl;
@@ -97,15 +98,15 @@ TEST_CASE("host and CUDA devices") {
 }
 
 TEST_CASE("T08: a dtype or a device that pleat has none for") {
-  const DLDataType dtypes[] = {{kDLFloat, 16, 1}, {kDLInt, 8, 1}, {kDLUInt, 64, 1}, {kDLBool, 8, 1}, {kDLFloat, 32, 4}};
+  const DLDataType dtypes[] = {{kDLFloat, 8, 1}, {kDLInt, 8, 1}, {kDLUInt, 64, 1}, {kDLBool, 8, 1}, {kDLFloat, 32, 4}};
   Case given;
   for (const DLDataType& dtype : dtypes) {
     given.tensor.dtype = dtype;
     CHECK_THROWS_AS(as_tensor(given.tensor), shape_error);
   }
   CHECK_THROWS_WITH(as_tensor(given.tensor),
-                    "pleat[T08]: DLPack dtype code 2, 32 bits, 4 lanes has no pleat dtype; valid: f64 f32 bf16 i64 i32 "
-                    "u8");
+                    "pleat[T08]: DLPack dtype code 2, 32 bits, 4 lanes has no pleat dtype; valid: f64 f32 bf16 f16 i64 "
+                    "i32 u8");
   given.tensor.dtype = {kDLFloat, 32, 1};
   given.tensor.device = {kDLROCM, 0};
   CHECK_THROWS_WITH_AS(as_tensor(given.tensor),
