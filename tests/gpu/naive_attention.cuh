@@ -232,7 +232,7 @@ struct pleat::attention_leaf<pleat::cuda_device> {
                                           static_cast<A>(a.scale),
                                           a.first,
                                           a.last};
-      naive_forward<T><<<grid, naive_threads, 0, s>>>(arguments, WorkList(a.work));
+      naive_forward<T><<<grid, naive_threads, 0, s>>>(arguments, WorkList(a.work.host));
       check_launch("naive_forward");
     });
   }
@@ -275,7 +275,7 @@ struct pleat::attention_leaf<pleat::cuda_device> {
                                            a.accumulate_dq,
                                            a.accumulate_dk,
                                            a.accumulate_dv};
-      const WorkList work(a.work);
+      const WorkList work(a.work.host);
       const unsigned queries = naive_grid(shape.batch * shape.q_tokens * shape.q_heads);
       if (queries != 0) naive_backward_queries<T><<<queries, naive_threads, 0, s>>>(arguments, work);
       check_launch("naive_backward_queries");

@@ -1,6 +1,7 @@
 // The contract of the local attention kernel: what a device computes of one block of keys, inside the ring or alone.
 #pragma once
 
+#include <concepts>
 #include <span>
 
 #include <pleat/attention/work.hpp>
@@ -10,21 +11,41 @@
 
 namespace pleat::inline v0 {
 
+/// What queries, keys and values may be made of; a device may take fewer.
+using AttentionTypes = TypeList<double, float, bfloat16, float16>;
+
+/// The rectangles of a call, borrowed; the same list twice. No (query, key) pair stands in two of them, and they ascend
+/// in q0 and then k0.
+struct WorkView {
+  WorkView() = default;
+  template <std::convertible_to<std::span<const Rectangle>> Rectangles>
+  WorkView(const Rectangles& in_host_memory, const Rectangle* where_kernels_read = nullptr)
+      : host(in_host_memory), device(where_kernels_read) {}
+
+  bool empty() const { return host.empty(); }
+  auto begin() const { return host.begin(); }
+  auto end() const { return host.end(); }
+
+  std::span<const Rectangle> host;
+  const Rectangle* device = nullptr;  // in the device's memory, as of the call on its stream; null on the host
+};
+
 /// One call of the forward kernel. Tensors of the dtype T: any strides (64-bit offsets) with a contiguous last axis.
 /// Query head h reads key-value head `h / (q_heads / kv_heads)`. Softmax weights are exp(scale * <q, k>), normalized
 /// over all keys that a query sees in a sequence of calls; the running result is kept normalized, so that a call
 /// resumes an earlier one: maximum = LSE, sum of weights = 1.
 struct AttentionForward {
-  TensorRef q;                      // [batch, q_tokens, q_heads, qk_dim] T
-  TensorRef k;                      // [batch, k_tokens, kv_heads, qk_dim] T
-  TensorRef v;                      // [batch, k_tokens, kv_heads, v_dim] T
-  std::span<const Rectangle> work;  // host memory; the same for each batch entry; no (query, key) pair twice
+  TensorRef q;    // [batch, q_tokens, q_heads, qk_dim] T
+  TensorRef k;    // [batch, k_tokens, kv_heads, qk_dim] T
+  TensorRef v;    // [batch, k_tokens, kv_heads, v_dim] T
+  WorkView work;  // the same for each batch entry
   double scale = 1;
   TensorRef o_acc;    // [batch, q_tokens, q_heads, v_dim] accumulator_t<T>, in and out
   TensorRef lse;      // [batch, q_heads, q_tokens] accumulator_t<T>, in and out: natural log; -inf: has seen no key yet
   TensorRef out;      // [batch, q_tokens, q_heads, v_dim] T, all rows written when `last`; not touched otherwise
   bool first = true;  // nothing is resumed: o_acc and lse are written in all rows, covered by the work or not
   bool last = true;   // o_acc holds nothing of use afterwards
+  int max_ctas = 0;   // how many thread blocks may run at once; 0: as many as fit. The bits do not depend on it.
 };
 
 /// One call of the backward kernel: the gradients that the pairs of `work` contribute. `lse` and `delta` are those of
@@ -34,11 +55,11 @@ struct AttentionForward {
 /// source: FlashAttention-2, arXiv 2307.08691, algorithm 2: P = exp(scale q k - lse), dV = P^T dO, dS = P (dO v -
 /// delta), dQ = scale dS K, dK = scale dS^T Q.
 struct AttentionBackward {
-  TensorRef q, k, v;                // as in forward
-  TensorRef dout;                   // [batch, q_tokens, q_heads, v_dim] T
-  TensorRef lse;                    // [batch, q_heads, q_tokens] accumulator_t<T>
-  TensorRef delta;                  // [batch, q_heads, q_tokens] accumulator_t<T>
-  std::span<const Rectangle> work;  // as in forward
+  TensorRef q, k, v;  // as in forward
+  TensorRef dout;     // [batch, q_tokens, q_heads, v_dim] T
+  TensorRef lse;      // [batch, q_heads, q_tokens] accumulator_t<T>
+  TensorRef delta;    // [batch, q_heads, q_tokens] accumulator_t<T>
+  WorkView work;      // as in forward
   double scale = 1;
   TensorRef dq;  // [batch, q_tokens, q_heads, qk_dim] accumulator_t<T>
   TensorRef dk;  // [batch, k_tokens, kv_heads, qk_dim] accumulator_t<T>
@@ -47,6 +68,7 @@ struct AttentionBackward {
   bool accumulate_dk = false;
   bool accumulate_dv = false;
   bool deterministic = true;  // false allows dq an order of its own; dk and dv are always reproducible
+  int max_ctas = 0;           // as in forward
 };
 
 /// The local kernel of a device; specialize it to bring your own. Static members, ordered on the stream `s`:

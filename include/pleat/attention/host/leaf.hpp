@@ -66,11 +66,11 @@ struct attention_leaf<host_device> {
   static constexpr std::int64_t max_head_dim = 1024;
 
   static void forward(const AttentionForward& a, HostStream) {
-    dispatch_dtype(FloatTypes{}, a.q.dtype(), [&](auto type) { forward_as<typename decltype(type)::type>(a); });
+    dispatch_dtype(AttentionTypes{}, a.q.dtype(), [&](auto type) { forward_as<typename decltype(type)::type>(a); });
   }
 
   static void delta(const TensorRef& delta, const TensorRef& out, const TensorRef& dout, HostStream) {
-    dispatch_dtype(FloatTypes{}, out.dtype(), [&](auto type) {
+    dispatch_dtype(AttentionTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
       using A = accumulator_t<T>;
       const detail::HeadRows<const T> outs(out), douts(dout);
@@ -86,11 +86,11 @@ struct attention_leaf<host_device> {
       fail<shape_error>("pleat[A06]: qk_dim=", a.q.extent(3), ", v_dim=", a.v.extent(3),
                         ": the host kernel takes head dims up to ", max_head_dim);
     }
-    dispatch_dtype(FloatTypes{}, a.q.dtype(), [&](auto type) { backward_as<typename decltype(type)::type>(a); });
+    dispatch_dtype(AttentionTypes{}, a.q.dtype(), [&](auto type) { backward_as<typename decltype(type)::type>(a); });
   }
 
   static void store(const TensorRef& out, const TensorRef& acc, HostStream) {
-    dispatch_dtype(FloatTypes{}, out.dtype(), [&](auto type) {
+    dispatch_dtype(AttentionTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
       const detail::HeadRows<T> outs(out);
       const detail::HeadRows<const accumulator_t<T>> accs(acc);
@@ -251,7 +251,7 @@ struct attention_leaf<host_device> {
     detail::HeadRows<const T> q, k, v, dout;
     detail::RowStatistics<const A> lse, delta;
     detail::HeadRows<A> dq, dk, dv;
-    std::span<const Rectangle> work;
+    WorkView work;
     A scale;
     std::int64_t group, qk_dim, v_dim;
   };

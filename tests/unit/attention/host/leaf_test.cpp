@@ -201,7 +201,7 @@ TEST_CASE("all logits -6e4") {  // FlashInfer#4401
   CHECK(c.lse_data[0] == doctest::Approx(-6e4 + std::log(5.0)));
 }
 
-TEST_CASE_TEMPLATE("q = 0 with L keys: LSE = ln L", T, double, float, bfloat16) {  // attention-gym#200
+TEST_CASE_TEMPLATE("q = 0 with L keys: LSE = ln L", T, double, float, bfloat16, float16) {  // attention-gym#200
   for (const std::int64_t keys : {1, 2, 63, 64, 65, 200}) {
     Case<T> c(1, keys, 1, 1, 8, 8);
     c.draw(7);
