@@ -5,3 +5,4 @@
 #include <pleat/optim/host/leaf.hpp>
 #include <pleat/optim/leaf.hpp>
 #include <pleat/optim/step_norm.hpp>
+#include <pleat/optim/update_rules.hpp>

@@ -32,6 +32,10 @@ struct Granule {
   constexpr std::int64_t elems(std::span<const std::int64_t> shape) const;
 };
 
+/// What updates a parameter. Muon is for matrices in the middle of a model: embeddings, heads, routers, norms and
+/// biases stay with AdamW.
+enum class Optimizer : unsigned char { adamw, muon };
+
 /// One parameter of a unit.
 struct ParamSpec {
   std::string name = {};
@@ -46,6 +50,7 @@ struct ParamSpec {
   /// An earlier parameter of the unit whose storage, gradient and flags this one shares; -1 for none.
   int tied_to = -1;
   bool weight_decay = true;
+  Optimizer optimizer = Optimizer::adamw;
   /// How many pipeline stages hold this parameter with the same gradient (a tied embedding: 2). The norm counts it
   /// once.
   int copies = 1;
@@ -147,6 +152,9 @@ struct UpdatePiece {
   /// Its squares' weight in the gradient norm: one over the number of ranks that hold the same gradient.
   double norm_weight;
   bool weight_decay;
+  Optimizer optimizer;
+  /// Where its part of the optimizer's state begins: each optimizer keeps the elements it updates and no others.
+  std::int64_t state_begin;
 };
 
 /// This rank's shard of one unit in device memory, as an optimizer takes it; borrowed from the operation that owns it.
@@ -173,6 +181,35 @@ constexpr std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<
     }
   }
   return ranges;
+}
+
+/// The trainable pieces among `held`, what a rank holds of `unit`. The state of each optimizer is dense but for gaps
+/// that keep elements at the place within 8 that they have in the shard, for wide accesses to both.
+constexpr std::vector<UpdatePiece> update_pieces(const UnitLayout& unit, std::span<const Piece> held, int replicas) {
+  constexpr std::int64_t width = 8;
+  std::int64_t state_ends[] = {0, 0};
+  std::vector<UpdatePiece> pieces;
+  for (const Piece& piece : held) {
+    const ParamSpec& spec = unit.place(piece.param).spec;
+    if (spec.frozen) continue;
+    std::int64_t& end = state_ends[static_cast<std::size_t>(spec.optimizer)];
+    const std::int64_t shift = (piece.shard_begin - end) % width;
+    const std::int64_t begin = end + (shift < 0 ? shift + width : shift);
+    end = begin + piece.elems;
+    pieces.push_back(
+        {piece.shard_begin, piece.elems, 1.0 / (replicas * spec.copies), spec.weight_decay, spec.optimizer, begin});
+  }
+  return pieces;
+}
+/// Elements that the state of `optimizer` takes for a shard of the unit: the most of any rank.
+constexpr std::int64_t max_state_elems(const UnitLayout& unit, Optimizer optimizer) {
+  std::int64_t most = 0;
+  for (int r = 0; r < unit.shard_count(); ++r) {
+    for (const UpdatePiece& piece : update_pieces(unit, unit.pieces(r), 1)) {
+      if (piece.optimizer == optimizer) most = std::max(most, piece.state_begin + piece.elems);
+    }
+  }
+  return most;
 }
 
 constexpr std::int64_t elems_of(std::span<const std::int64_t> shape) {
@@ -253,6 +290,7 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
       const ParamPlace& target = unit.place(unit.storage_of(specs[i].tied_to));
       place.offset = target.offset;
       place.spec.frozen = target.spec.frozen;
+      place.spec.optimizer = target.spec.optimizer;
     } else {
       end = place.offset + place.elems;
     }

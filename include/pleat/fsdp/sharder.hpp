@@ -179,15 +179,6 @@ class Sharder {
     }
     return state;
   }
-  static std::vector<UpdatePiece> update_pieces(const UnitLayout& layout, std::span<const Piece> held, int replicas) {
-    std::vector<UpdatePiece> pieces;
-    for (const Piece& piece : held) {
-      const ParamSpec& spec = layout.place(piece.param).spec;
-      if (spec.frozen) continue;
-      pieces.push_back({piece.shard_begin, piece.elems, 1.0 / (replicas * spec.copies), spec.weight_decay});
-    }
-    return pieces;
-  }
 
   template <class Pointer>
   static auto* at(Pointer* data, DType dtype, std::int64_t elems) {

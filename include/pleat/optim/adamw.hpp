@@ -12,21 +12,22 @@
 
 namespace pleat::inline v0::optim {
 
-/// First and second moment of one unit's shard: [shard elements] of the master's dtype.
+/// First and second moment of what AdamW updates of one unit's shard: [max_state_elems] of the master's dtype, each
+/// piece's at its state_begin (fsdp::update_pieces).
 struct Moments {
   void* first;
   void* second;
 };
 
-/// The plan of AdamW for units whose shards have `shard_elems` elements at most; 0 for one that does not train.
+/// The plan of AdamW for units of whose shards it updates `state_elems` elements at most.
 struct AdamwPlan {
-  std::vector<std::int64_t> shard_elems;
+  std::vector<std::int64_t> state_elems;
   DType master = DType::f32;
   AdamwOptions options;
 
   std::vector<Moments> carve(Carver& persistent) const {
     std::vector<Moments> moments;
-    for (const std::int64_t elems : shard_elems) {
+    for (const std::int64_t elems : state_elems) {
       const std::size_t bytes = static_cast<std::size_t>(elems) * size_bytes(master);
       void* const first = persistent.take_bytes(bytes);
       moments.push_back({first, persistent.take_bytes(bytes)});
@@ -40,10 +41,12 @@ struct AdamwPlan {
   }
 };
 
-/// Plans AdamW for units of parameters with masters of dtype `master`. Pure.
+/// Plans AdamW for the parameters of `units` that it updates, with masters of dtype `master`. Pure.
 inline AdamwPlan plan_adamw(std::span<const fsdp::UnitLayout> units, DType master, const AdamwOptions& options = {}) {
   AdamwPlan plan{{}, master, options};
-  for (const fsdp::UnitLayout& unit : units) plan.shard_elems.push_back(unit.trains() ? unit.max_shard_elems() : 0);
+  for (const fsdp::UnitLayout& unit : units) {
+    plan.state_elems.push_back(max_state_elems(unit, fsdp::Optimizer::adamw));
+  }
   return plan;
 }
 
@@ -53,7 +56,7 @@ class Adamw {
   using stream_type = typename Executor::stream_type;
   using leaf = optim_leaf<typename Executor::device_type>;
 
-  Adamw(const AdamwPlan& plan, Executor executor, Block persistent, stream_type s) : options_(plan.options) {
+  Adamw(const AdamwPlan& plan, Executor executor, Block persistent, stream_type s) : plan_(plan) {
     preload_leaves<leaf>();
     Carver memory(persistent);
     moments_ = plan.carve(memory);
@@ -69,7 +72,8 @@ class Adamw {
                         "; plan_adamw takes the units of the same plan");
     }
     for (std::size_t u = 0; u < shards.size(); ++u) {
-      leaf::adamw(shards[u], moments_[u].first, moments_[u].second, options_, lr, scale, s);
+      if (plan_.state_elems[u] == 0) continue;
+      leaf::adamw(shards[u], moments_[u].first, moments_[u].second, plan_.options, lr, scale, s);
     }
   }
 
@@ -77,7 +81,7 @@ class Adamw {
   std::span<const Moments> moments() const { return moments_; }
 
  private:
-  AdamwOptions options_;
+  AdamwPlan plan_;
   std::vector<Moments> moments_;
 };
 

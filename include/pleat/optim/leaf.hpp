@@ -43,6 +43,10 @@ struct StepPartial {
   StepSums sums;
 };
 
+/// How many terms a rank's sum of squares is added up from, on every device: what sums gradients last may add their
+/// squares at once.
+inline constexpr int square_partials = 512;
+
 /// Hyperparameters of AdamW. source: Loshchilov and Hutter, Decoupled Weight Decay Regularization.
 struct AdamwOptions {
   double beta1 = 0.9;
@@ -56,14 +60,17 @@ struct AdamwOptions {
 namespace pleat::inline v0 {
 
 /// Leaves of the optimizers; specialized per device. Static members, ordered on the stream:
-/// - `sum_of_squares(double* sum, const fsdp::ShardMemory& shard, s)`: *sum += norm_weight * sum of g^2 over the pieces
-///   of the shard, in float64, in a fixed order.
+/// - `add_squares(double* partials, const fsdp::ShardMemory& shard, s)`: adds norm_weight * g^2 of the shard's pieces
+/// to
+///   partials[optim::square_partials], each element to one of them, in float64 and a fixed order.
+/// - `sum_partials(double* sum, const double* partials, s)`: *sum = the partials' sum, in a fixed order.
 /// - `finish_step(StepScale* step, const StepPartial* partials, int ranks, double max_norm, s)`: adds partials[ranks]
 /// in
 ///   rank order. With t tokens, norm = sqrt(sum of squares) / t and scale = min(1, max_norm / (norm + 1e-6)) / t,
 ///   without the first factor when max_norm is 0; counts the step as applied or skipped.
 /// - `adamw(const fsdp::ShardMemory& shard, void* m, void* v, const AdamwOptions& options, double lr, const StepScale*
-///   step, s)`: one step on the pieces of the shard, none when the step is skipped. m, v [shard.elems] of master_dtype.
+///   step, s)`: one step on the shard's pieces of AdamW, none when the step is skipped. m, v [max_state_elems] of
+///   master_dtype.
 template <class DeviceType>
 struct optim_leaf {
   static_assert(detail::no_device<DeviceType>,

@@ -20,10 +20,12 @@ struct StepNormPlan {
     StepScale* scale;
     StepPartial* partial;   // mine
     StepPartial* partials;  // [world_size]
+    double* squares;        // [square_partials]
   };
   Buffers carve(Carver& persistent) const {
     return {persistent.take<StepScale>(1), persistent.take<StepPartial>(1),
-            persistent.take<StepPartial>(static_cast<std::size_t>(world_size))};
+            persistent.take<StepPartial>(static_cast<std::size_t>(world_size)),
+            persistent.take<double>(square_partials)};
   }
   Footprint footprint() const {
     Carver persistent;
@@ -55,9 +57,10 @@ class StepNorm {
   /// Norm^2 = sum over ranks and pieces of norm_weight * g^2: partial sums in float64, added in rank order.
   const StepScale* run(std::span<const fsdp::ShardMemory> shards, const StepSums* sums, double max_norm,
                        stream_type s) {
-    executor_.zero(buffers_.partial, sizeof(StepPartial), s);
+    executor_.zero(buffers_.squares, square_partials * sizeof(double), s);
+    for (const fsdp::ShardMemory& shard : shards) leaf::add_squares(buffers_.squares, shard, s);
+    leaf::sum_partials(&buffers_.partial->sum_of_squares, buffers_.squares, s);
     executor_.copy(&buffers_.partial->sums, sums, sizeof(StepSums), s);
-    for (const fsdp::ShardMemory& shard : shards) leaf::sum_of_squares(&buffers_.partial->sum_of_squares, shard, s);
     world_.all_gather(buffers_.partial, buffers_.partials, sizeof(StepPartial) / sizeof(double), DType::f64, s);
     leaf::finish_step(buffers_.scale, buffers_.partials, world_.size(), max_norm, s);
     return buffers_.scale;

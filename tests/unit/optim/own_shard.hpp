@@ -20,7 +20,13 @@ struct OwnShard {
         first(values.size()),
         second(values.size()),
         compute(values.size()),
-        pieces{{0, static_cast<std::int64_t>(values.size()), 1.0, true}} {}
+        pieces{piece(0, static_cast<std::int64_t>(values.size()))} {}
+
+  /// A piece whose moments lie where it does.
+  static pleat::fsdp::UpdatePiece piece(std::int64_t begin, std::int64_t elems, double norm_weight = 1,
+                                        bool weight_decay = true) {
+    return {begin, elems, norm_weight, weight_decay, pleat::fsdp::Optimizer::adamw, begin};
+  }
 
   pleat::fsdp::ShardMemory memory() {
     return {master.data(),

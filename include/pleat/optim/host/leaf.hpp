@@ -1,45 +1,36 @@
 // The leaves of optim_leaf on the host.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
+#include <numeric>
 #include <span>
 
 #include <pleat/core/host/leaf.hpp>
-#include <pleat/optim/leaf.hpp>
+#include <pleat/optim/update_rules.hpp>
 
 namespace pleat::inline v0 {
 
 template <>
 struct optim_leaf<host_device> {
-  static void sum_of_squares(double* sum, const fsdp::ShardMemory& shard, HostStream s) {
+  static void add_squares(double* partials, const fsdp::ShardMemory& shard, HostStream s) {
     for (const fsdp::UpdatePiece& piece : pieces_of(shard)) {
       const auto begin = static_cast<std::size_t>(piece.begin) * size_bytes(shard.master_dtype);
       const auto* gradient = static_cast<const std::byte*>(shard.gradient) + begin;
       double squares = 0;
       core_leaf<host_device>::sum_of_squares(&squares, gradient, shard.master_dtype,
                                              static_cast<std::size_t>(piece.elems), false, nullptr, s);
-      *sum += piece.norm_weight * squares;
+      *partials += piece.norm_weight * squares;
     }
+  }
+
+  static void sum_partials(double* sum, const double* partials, HostStream) {
+    *sum = std::accumulate(partials, partials + optim::square_partials, 0.0);
   }
 
   static void finish_step(optim::StepScale* step, const optim::StepPartial* partials, int ranks, double max_norm,
                           HostStream) {
     optim::StepPartial total;
-    for (const optim::StepPartial& partial : std::span(partials, static_cast<std::size_t>(ranks))) {
-      total.sum_of_squares += partial.sum_of_squares;
-      total.sums.loss += partial.sums.loss;
-      total.sums.tokens += partial.sums.tokens;
-      total.sums.status = std::max(total.sums.status, partial.sums.status);
-    }
-    step->tokens = total.sums.tokens;
-    step->status = total.sums.status;
-    step->loss = total.sums.loss / step->tokens;
-    step->norm = std::sqrt(total.sum_of_squares) / step->tokens;
-    const double clip = max_norm > 0 ? std::min(1.0, max_norm / (step->norm + 1e-6)) : 1.0;
-    step->scale = clip / step->tokens;
-    step->finite = std::isfinite(step->norm);
-    ++(step->finite ? step->step : step->skipped);
+    for (int r = 0; r < ranks; ++r) optim::add_partial(total, partials[r]);
+    optim::finish_step(*step, total, max_norm);
   }
 
   static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options, double lr,
@@ -47,24 +38,16 @@ struct optim_leaf<host_device> {
     if (!step->finite) return;
     dispatch_dtype(AccumulatorTypes{}, shard.master_dtype, [&](auto master_type) {
       using T = typename decltype(master_type)::type;
-      const auto unscale = static_cast<T>(step->scale);
-      const auto beta1 = static_cast<T>(options.beta1);
-      const auto beta2 = static_cast<T>(options.beta2);
-      const auto t = static_cast<double>(step->step);
-      const auto step_size = static_cast<T>(lr / (1 - std::pow(options.beta1, t)));
-      const auto root_correction2 = static_cast<T>(std::sqrt(1 - std::pow(options.beta2, t)));
+      const optim::AdamwRule<T> rule(options, lr, *step);
       auto* const p = static_cast<T*>(shard.master);
       const auto* const gradient = static_cast<const T*>(shard.gradient);
-      auto* const first = static_cast<T*>(m);
-      auto* const second = static_cast<T*>(v);
       for (const fsdp::UpdatePiece& piece : pieces_of(shard)) {
-        const auto keep = static_cast<T>(piece.weight_decay ? 1 - lr * options.weight_decay : 1);
-        for (std::int64_t i = piece.begin; i < piece.begin + piece.elems; ++i) {
-          const T g = gradient[i] * unscale;
-          first[i] = beta1 * first[i] + (1 - beta1) * g;
-          second[i] = beta2 * second[i] + (1 - beta2) * g * g;
-          const T denominator = std::sqrt(second[i]) / root_correction2 + static_cast<T>(options.eps);
-          p[i] = p[i] * keep - step_size * (first[i] / denominator);
+        if (piece.optimizer != fsdp::Optimizer::adamw) continue;
+        auto* const first = static_cast<T*>(m) + piece.state_begin;
+        auto* const second = static_cast<T*>(v) + piece.state_begin;
+        for (std::int64_t i = 0; i < piece.elems; ++i) {
+          const std::int64_t at = piece.begin + i;
+          rule.apply(p[at], first[i], second[i], gradient[at], piece.weight_decay);
         }
         write_compute_copy(shard, p, piece);
       }

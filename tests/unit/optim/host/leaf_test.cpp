@@ -61,7 +61,7 @@ TEST_CASE("only pieces are touched, and each decays as its flag says") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   OwnShard<double> shard({1, 1, nan, 1, nan});
   shard.gradient = {0, 0, nan, 0, nan};
-  shard.pieces = {{0, 2, 1.0, true}, {3, 1, 1.0, false}};
+  shard.pieces = {shard.piece(0, 2), shard.piece(3, 1, 1.0, false)};
   step(shard, {.weight_decay = 0.5}, 0.1, {.scale = 1, .step = 1, .finite = 1});
   CHECK(shard.master[0] == 0.95);
   CHECK(shard.master[1] == 0.95);
@@ -69,6 +69,19 @@ TEST_CASE("only pieces are touched, and each decays as its flag says") {
   CHECK(std::isnan(shard.master[2]));
   CHECK(shard.first[2] == 0);
   CHECK(std::isnan(shard.master[4]));
+}
+
+TEST_CASE("pieces of another optimizer stay as they are, and moments lie where the piece says") {
+  OwnShard<double> shard({1, 1, 1, 1});
+  shard.gradient = {1, 2, 3, 4};
+  shard.pieces = {shard.piece(0, 2), shard.piece(2, 2)};
+  shard.pieces[0].optimizer = fsdp::Optimizer::muon;
+  shard.pieces[1].state_begin = 0;
+  step(shard, {.beta1 = 0.5}, 0.1, {.scale = 1, .step = 1, .finite = 1});
+  CHECK(shard.master[0] == 1);
+  CHECK(shard.master[1] == 1);
+  CHECK(shard.master[2] < 1);
+  CHECK(shard.first == std::vector<double>{1.5, 2, 0, 0});
 }
 
 TEST_CASE("a step that is skipped changes nothing") {
@@ -98,13 +111,17 @@ TEST_CASE("updates too small for bfloat16 add up in the float master; the copy i
 TEST_CASE("squares are weighed per piece and summed in float64") {
   OwnShard<float> shard(std::vector<float>(6));
   shard.gradient = {3, 4, std::numeric_limits<float>::quiet_NaN(), 1e30F, 2, 2};
-  shard.pieces = {{0, 2, 0.5, true}, {4, 2, 1.0, true}};
-  double sum = 100;
-  leaf::sum_of_squares(&sum, shard.memory(), {});
+  shard.pieces = {shard.piece(0, 2, 0.5), shard.piece(4, 2)};
+  std::vector<double> partials(optim::square_partials);
+  partials[7] = 100;
+  leaf::add_squares(partials.data(), shard.memory(), {});
+  double sum = std::numeric_limits<double>::quiet_NaN();
+  leaf::sum_partials(&sum, partials.data(), {});
   CHECK(sum == 100 + 0.5 * 25 + 8);
-  shard.pieces = {{3, 1, 1.0, true}};
-  sum = 0;
-  leaf::sum_of_squares(&sum, shard.memory(), {});
+  shard.pieces = {shard.piece(3, 1)};
+  std::fill(partials.begin(), partials.end(), 0.0);
+  leaf::add_squares(partials.data(), shard.memory(), {});
+  leaf::sum_partials(&sum, partials.data(), {});
   CHECK(sum == doctest::Approx(1e60));  // past the range of float
 }
 

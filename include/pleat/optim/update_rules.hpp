@@ -1,0 +1,55 @@
+// What a step does to its totals and to one element: the arithmetic that the leaves of all devices share.
+#pragma once
+
+#include <cmath>
+
+#include <pleat/core/config.hpp>
+#include <pleat/optim/leaf.hpp>
+
+namespace pleat::inline v0::optim {
+
+/// Adds a rank's terms; called in rank order.
+PLEAT_HD inline void add_partial(StepPartial& total, const StepPartial& partial) {
+  total.sum_of_squares += partial.sum_of_squares;
+  total.sums.loss += partial.sums.loss;
+  total.sums.tokens += partial.sums.tokens;
+  if (total.sums.status < partial.sums.status) total.sums.status = partial.sums.status;
+}
+
+/// The step that follows from the terms of all ranks.
+PLEAT_HD inline void finish_step(StepScale& step, const StepPartial& total, double max_norm) {
+  step.tokens = total.sums.tokens;
+  step.status = total.sums.status;
+  step.loss = total.sums.loss / step.tokens;
+  step.norm = std::sqrt(total.sum_of_squares) / step.tokens;
+  const double clip = max_norm > 0 ? max_norm / (step.norm + 1e-6) : 1.0;
+  step.scale = (clip < 1.0 ? clip : 1.0) / step.tokens;
+  step.finite = std::isfinite(step.norm) ? 1 : 0;
+  ++(step.finite ? step.step : step.skipped);
+}
+
+/// AdamW on elements of `T`. source: as AdamwOptions; eps is added to the corrected root.
+template <class T>
+struct AdamwRule {
+  T unscale, beta1, beta2, step_size, root_correction2, eps, keep;
+
+  AdamwRule() = default;
+  PLEAT_HD AdamwRule(const AdamwOptions& options, double lr, const StepScale& step)
+      : unscale(static_cast<T>(step.scale)),
+        beta1(static_cast<T>(options.beta1)),
+        beta2(static_cast<T>(options.beta2)),
+        step_size(static_cast<T>(lr / (1 - std::pow(options.beta1, static_cast<double>(step.step))))),
+        root_correction2(static_cast<T>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step.step))))),
+        eps(static_cast<T>(options.eps)),
+        keep(static_cast<T>(1 - lr * options.weight_decay)) {}
+
+  PLEAT_HD void apply(T& p, T& first, T& second, T gradient, bool weight_decay) const {
+    const T g = gradient * unscale;
+    first = beta1 * first + (1 - beta1) * g;
+    second = beta2 * second + (1 - beta2) * g * g;
+    const T denominator = std::sqrt(second) / root_correction2 + eps;
+    p = (weight_decay ? p * keep : p) - step_size * (first / denominator);
+  }
+};
+
+}  // namespace pleat::inline v0::optim
