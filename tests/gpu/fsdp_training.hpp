@@ -89,7 +89,7 @@ class TrainingRank {
                           .transport = t.config.transport,
                           .prefetch = t.config.prefetch,
                           .alignment_elems = t.config.alignment_elems})),
-        streams_{compute_.get(), gather_.get(), reduce_.get()},
+        streams_{compute_.get(), gather_.get(), reduce_.get(), own_.get()},
         executor_(make_executor(world.rank(), streams_)) {}
 
   Bytes run() {
@@ -337,7 +337,7 @@ class TrainingRank {
   MeshComms<RuntimeMesh, Comm> comms_;
   fsdp::Groups<Comm> groups_;
   fsdp::Plan plan_;
-  typename Backend::Stream compute_, gather_, reduce_;
+  typename Backend::Stream compute_, gather_, reduce_, own_;
   Streams streams_;
   Executor executor_;
   std::vector<int> order_;

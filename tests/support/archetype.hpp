@@ -160,7 +160,7 @@ struct pleat::core_leaf<testing_support::archetype_device> {
     leaf::cast_copy(out, out_dtype, in, in_dtype, elems, {});
   }
   static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
-                        std::size_t elems, bool accumulate, Stream) {
+                        std::size_t elems, bool accumulate, Stream, int = 0) {
     leaf::sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, {});
   }
   static void sum_of_squares(double* out, const void* in, DType dtype, std::size_t elems, bool accumulate,

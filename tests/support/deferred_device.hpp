@@ -211,7 +211,7 @@ struct pleat::core_leaf<testing_support::deferred_device> {
     s.run([=] { host::cast_copy(out, out_dtype, in, in_dtype, elems, {}); });
   }
   static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
-                        std::size_t elems, bool accumulate, stream_type s) {
+                        std::size_t elems, bool accumulate, stream_type s, int = 0) {
     s.run([=, copied = std::vector<const void*>(parts.begin(), parts.end())] {
       host::sum_ranks(out, out_dtype, copied, part_dtype, elems, accumulate, {});
     });

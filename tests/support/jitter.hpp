@@ -67,7 +67,7 @@ inline constexpr pleat::DeviceKind pleat::device_kind<testing_support::jitter_de
 template <>
 struct pleat::core_leaf<testing_support::jitter_device> : pleat::core_leaf<pleat::host_device> {
   static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
-                        std::size_t elems, bool accumulate, HostStream s) {
+                        std::size_t elems, bool accumulate, HostStream s, int = 0) {
     testing_support::jitter();
     pleat::core_leaf<pleat::host_device>::sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s);
   }

@@ -62,9 +62,10 @@ void preload_leaves() {
 
 /// Leaves every template uses; specialized per device. Static members, ordered on the stream:
 /// - `cast_copy(out, out_dtype, in, in_dtype, elems, s)`: out[i] = in[i], rounded to nearest even.
-/// - `sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s)`: out[i] = (accumulate ? out[i] : 0) +
-///   (((parts[0][i] + parts[1][i]) + ...), the parts added in order in accumulator_t of the wider dtype.
-///   `parts` is a span of pointers; `out` may be one of the parts.
+/// - `sum_ranks(out, out_dtype, parts, part_dtype, elems, accumulate, s, ctas = 0)`: out[i] = (accumulate ? out[i] : 0)
+///   + (((parts[0][i] + parts[1][i]) + ...), the parts added in order in accumulator_t of the wider dtype. `parts` is a
+///   span of pointers; `out` may be one of the parts. `ctas` bounds the multiprocessors of the sum, for what runs
+///   beside it; 0: as many as are free. The bits are the same.
 /// - `sum_of_squares(out, in, dtype, elems, accumulate, scratch, s)`: *out (double on the device) = (accumulate ? *out
 ///   : 0) + sum of in[i]^2 in float64, in a fixed order; scratch has `sum_of_squares_scratch_bytes`.
 template <class DeviceType>

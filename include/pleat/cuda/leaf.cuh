@@ -7,18 +7,12 @@
 
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/executor.hpp>
+#include <pleat/cuda/bulk_sum.cuh>
 #include <pleat/cuda/executor.hpp>
-#include <pleat/cuda/kernel.hpp>
 
 namespace pleat::inline v0 {
 
 namespace detail {
-
-/// `Width` consecutive elements, moved as one or two 16-byte words when aligned.
-template <class T, int Width>
-struct alignas(Width * sizeof(T) < 16 ? Width * sizeof(T) : 16) Pack {
-  T elem[Width];
-};
 
 inline constexpr int leaf_threads = 512;
 /// Elements each thread of an element-wise leaf works on, for types of at most `bytes` bytes.
@@ -52,18 +46,6 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads) cast_copy_kernel(Out* out, con
   }
 }
 
-/// Where the terms of a sum over ranks lie: a table, or equally spaced.
-struct RankParts {
-  static constexpr int most_scattered = 256;
-  const void* part[most_scattered];
-  std::ptrdiff_t spacing_bytes;  // used instead of the table when not 0
-  int count;
-
-  __device__ const void* operator[](int r) const {
-    return spacing_bytes == 0 ? part[r] : static_cast<const std::byte*>(part[0]) + r * spacing_bytes;
-  }
-};
-
 /// One thread adds `Batch` packs at a time; the next rank's loads are in flight while this rank's are added.
 template <class Out, class Part, int Width, int Batch>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads)
@@ -74,7 +56,7 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
   for (std::size_t first = start; first < packs; first += step * Batch) {
     Pack<Part, Width> next[Batch];
     const auto load = [&](int r) {
-      const auto* from = static_cast<const Pack<Part, Width>*>(parts[r]);
+      const auto* from = reinterpret_cast<const Pack<Part, Width>*>(parts[r]);
 #pragma unroll
       for (int b = 0; b < Batch; ++b) {
         if (first + b * step < packs) next[b] = from[first + b * step];
@@ -174,6 +156,7 @@ struct core_leaf<cuda_device> {
         }
         preload_kernel(detail::sum_ranks_kernel<Out, In, width, sum_batch>, "sum_ranks_kernel");
         preload_kernel(detail::sum_ranks_kernel<Out, In, 1, sum_batch>, "sum_ranks_kernel");
+        if constexpr (sums_in_bulk<Out, In>) detail::prepare_bulk_sum<Out, In>();
       });
       preload_kernel(detail::square_kernel<Out, detail::pack_width(sizeof(Out))>, "square_kernel");
       preload_kernel(detail::square_kernel<Out, 1>, "square_kernel");
@@ -197,21 +180,34 @@ struct core_leaf<cuda_device> {
     });
   }
 
-  /// At most 256 parts unless they are equally spaced (T09).
+  /// At most 256 parts unless they are equally spaced (T09). With a budget, `ctas` multiprocessors suffice for a link.
   static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
-                        std::size_t elems, bool accumulate, cudaStream_t s) {
+                        std::size_t elems, bool accumulate, cudaStream_t s, int ctas = 0) {
     dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
       dispatch_dtype(FloatTypes{}, part_dtype, [&](auto part_type) {
         using Out = typename decltype(out_type)::type;
         using Part = typename decltype(part_type)::type;
         constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(Part)));
-        const bool packs = detail::is_packable<Out>(out, width) &&
-                           std::all_of(parts.begin(), parts.end(),
-                                       [](const void* part) { return detail::is_packable<Part>(part, width); });
-        const std::size_t whole = packs ? elems / width : 0;
-        if (whole != 0) launch_sum<Out, Part, width>(static_cast<Out*>(out), parts, 0, whole, accumulate, s);
-        launch_sum<Out, Part, 1>(static_cast<Out*>(out) + whole * width, parts, whole * width * sizeof(Part),
-                                 elems - whole * width, accumulate, s);
+        const auto are_packable = [&](int elems_at_once) {
+          return detail::is_packable<Out>(out, elems_at_once) &&
+                 std::all_of(parts.begin(), parts.end(),
+                             [&](const void* part) { return detail::is_packable<Part>(part, elems_at_once); });
+        };
+        std::size_t done = 0;
+        if constexpr (sums_in_bulk<Out, Part>) {
+          constexpr int bulk_width = detail::BulkSum::width<Part>;
+          if (ctas > 0 && elems >= bulk_width && are_packable(bulk_width)) {
+            detail::launch_bulk_sum<Out, Part>(static_cast<Out*>(out), rank_parts(parts, 0), elems / bulk_width,
+                                               accumulate, ctas, s);
+            done = elems / bulk_width * bulk_width;
+          }
+        }
+        if (done == 0 && elems >= width && are_packable(width)) {
+          launch_sum<Out, Part, width>(static_cast<Out*>(out), parts, 0, elems / width, accumulate, ctas, s);
+          done = elems / width * width;
+        }
+        launch_sum<Out, Part, 1>(static_cast<Out*>(out) + done, parts, done * sizeof(Part), elems - done, accumulate,
+                                 ctas, s);
       });
     });
   }
@@ -242,6 +238,9 @@ struct core_leaf<cuda_device> {
 
  private:
   static constexpr int sum_batch = 4;
+  /// What gradients are summed from and to.
+  template <class Out, class Part>
+  static constexpr bool sums_in_bulk = std::is_same_v<Out, Part> || std::is_same_v<Out, accumulator_t<Part>>;
 
   template <class Out, class In, int Width>
   static void launch_cast(Out* out, const In* in, std::size_t packs, cudaStream_t s) {
@@ -252,10 +251,11 @@ struct core_leaf<cuda_device> {
 
   template <class Out, class Part, int Width>
   static void launch_sum(Out* out, std::span<const void* const> parts, std::size_t offset_bytes, std::size_t packs,
-                         bool accumulate, cudaStream_t s) {
+                         bool accumulate, int ctas, cudaStream_t s) {
     if (packs == 0) return;
     const detail::RankParts table = rank_parts(parts, offset_bytes);
-    const unsigned grid = detail::leaf_grid((packs + sum_batch - 1) / sum_batch);
+    const unsigned most = detail::leaf_grid((packs + sum_batch - 1) / sum_batch);
+    const unsigned grid = ctas > 0 ? std::min(most, static_cast<unsigned>(ctas)) : most;
     detail::sum_ranks_kernel<Out, Part, Width, sum_batch>
         <<<grid, detail::leaf_threads, 0, s>>>(out, table, packs, accumulate);
     check_launch("sum_ranks_kernel");

@@ -157,7 +157,7 @@ class Gatherer {
     state_->executor.wait(streams.gather, weights_written_);
     const ShardMemory& shard = state_->shard(unit);
     const void* const mine = shard.compute != nullptr ? shard.compute : shard.master;
-    state_->transport(slot.kind).gather(slot.index, state_->layout(unit), mine, streams.gather);
+    state_->transport(slot.kind).gather(slot.index, state_->layout(unit), mine, streams.gather, streams.own);
     state_->executor.record(slot.gathered, streams.gather);
     slot.unit = unit;
     slot.arrived = false;

@@ -50,6 +50,8 @@ struct Options {
   /// How many uses ahead of the current one a unit is gathered.
   int prefetch = 1;
   std::int64_t alignment_elems = 128;
+  /// Multiprocessors that a sum of gradients takes at most, beside what computes; 0: as many as are free.
+  int reduce_ctas = 8;
 };
 
 /// What the units of one kind share: their group's size and the buffers that hold whole units.
@@ -87,6 +89,7 @@ struct Plan {
   DType master = DType::f32;
   Transport transport = Transport::collective;
   int prefetch = 1;
+  int reduce_ctas = 0;
   std::array<KindPlan, 2> per_kind;
 
   const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
@@ -148,6 +151,7 @@ inline void append_to(Message& message, const Plan& p) {
   message.append("fsdp ").append(name_of(p.transport)).append(" compute=").append(name_of(p.compute));
   message.append(" gradient=").append(name_of(p.gradient)).append(" master=").append(name_of(p.master));
   message.append(" prefetch=").append(p.prefetch).append(" replicas=").append(p.sizes.replicas);
+  message.append(" reduce_ctas=").append(p.reduce_ctas);
   for (const Param param : {Param::dense, Param::expert}) {
     const KindPlan& kind = p.of(param);
     if (kind.slots == 0) continue;
@@ -183,9 +187,10 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   made.gradient = options.gradient.value_or(made.master);
   made.transport = options.transport;
   made.prefetch = options.prefetch;
-  if (sizes.replicas < 1 || options.prefetch < 0) {
-    fail<shape_error>("pleat[F08]: ", sizes.replicas, " replicas and a prefetch of ", options.prefetch,
-                      "; replicas are 1 or more, prefetch 0 or more");
+  made.reduce_ctas = options.reduce_ctas;
+  if (sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0) {
+    fail<shape_error>("pleat[F08]: ", sizes.replicas, " replicas, a prefetch of ", options.prefetch, " and ",
+                      options.reduce_ctas, " reduce_ctas; replicas are 1 or more, the others 0 or more");
   }
   const DType compute = options.compute;
   if (compute != DType::f64 && compute != DType::f32 && compute != DType::bf16) {

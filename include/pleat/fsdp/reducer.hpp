@@ -214,7 +214,7 @@ class Reducer {
       }
       leaf::sum_ranks(static_cast<std::byte*>(shard.gradient) + begin * size_bytes(shard.master_dtype),
                       shard.master_dtype, std::span(terms_).first(terms.size()), gradient,
-                      static_cast<std::size_t>(range.elems), summed_[u], s);
+                      static_cast<std::size_t>(range.elems), summed_[u], s, state_->plan.reduce_ctas);
     }
     summed_[u] = true;
   }

@@ -12,12 +12,15 @@
 
 namespace pleat::inline v0::fsdp {
 
-/// The caller's streams: computation, gathers, sums. They may be one and the same.
+/// The caller's streams: computation, gathers, sums. They may be one and the same. A GPU should have `reduce` at a high
+/// priority: its few CTAs start as soon as computation leaves room.
 template <class Stream>
 struct ShardStreams {
   Stream compute;
   Stream gather;
   Stream reduce;
+  /// Copies of shards into this rank's own slots; one of its own lets them run beside the pushes to peers.
+  Stream own = gather;
 };
 
 /// Shared by the halves of a Sharder; `transports` by kind, null for a kind without units.

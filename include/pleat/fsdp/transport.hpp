@@ -24,8 +24,8 @@ class UnitTransport {
   const UnitBuffers& buffers() const { return buffers_; }
 
   /// Puts the ranks' shards into everybody's slot; this rank's is `shard`. The caller has ordered `s` after the last
-  /// use of its slot.
-  virtual void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) = 0;
+  /// use of its slot. What stays on this rank may move on `own` meanwhile; `s` comes after it.
+  virtual void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s, stream_type own) = 0;
   /// What follows on `s` sees the peers' shards in the slot. Once per gather.
   virtual void await_gather(int slot, stream_type s) = 0;
   /// The ranks' terms of this rank's gradient shard, in rank order: one pointer each, valid on `s` until `release`. The
@@ -71,19 +71,25 @@ class PeerTransport final : public UnitTransport<Executor> {
       : base(plan, carve(plan, kind, peers), peers.size()),
         executor_(executor),
         peers_(std::move(peers)),
-        slots_(plan.of(kind).slots) {}
+        slots_(plan.of(kind).slots),
+        forked_(executor_.make_event()),
+        joined_(executor_.make_event()) {}
 
-  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) override {
+  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s, stream_type own) override {
     const int rank = peers_.rank();
     const std::size_t bytes = this->compute_bytes(unit.shard_elems(rank));
     std::byte* const mine = this->slot(slot) + this->compute_bytes(unit.shard_begin(rank));
     for_each_peer([&](int peer) { peers_.signal(peer, free_channel(slot), s); });
-    executor_.copy(mine, shard, bytes, s);
+    executor_.record(forked_, s);
+    executor_.wait(own, forked_);
+    executor_.copy(mine, shard, bytes, own);
+    executor_.record(joined_, own);
     for_each_peer([&](int peer) {
       peers_.await(peer, free_channel(slot), s);
       executor_.copy(at_peer(peer, mine), shard, bytes, s);
       peers_.signal(peer, full_channel(slot), s);
     });
+    executor_.wait(s, joined_);
   }
   void await_gather(int slot, stream_type s) override {
     for_each_peer([&](int peer) { peers_.await(peer, full_channel(slot), s); });
@@ -125,6 +131,7 @@ class PeerTransport final : public UnitTransport<Executor> {
   Executor executor_;
   Peers peers_;
   int slots_;
+  typename Executor::event_type forked_, joined_;
 };
 
 /// All-gather, and all-to-all into `workspace` before a local sum. Gathers and sums have communicators of their own, so
@@ -145,7 +152,7 @@ class CollectiveTransport final : public UnitTransport<Executor> {
         counts_(static_cast<std::size_t>(gather.size())),
         mine_(counts_.size()) {}
 
-  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s) override {
+  void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s, stream_type) override {
     gather_.all_gather_v(shard, this->slot(slot), shard_counts(unit), this->compute_, s);
   }
   void await_gather(int, stream_type) override {}

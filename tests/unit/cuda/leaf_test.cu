@@ -72,7 +72,7 @@ TEST_CASE("cast_copy has the bits of the host") {
   }
 }
 
-TEST_CASE("sum_ranks has the bits of the host, however its parts lie") {
+TEST_CASE("sum_ranks has the bits of the host, however its parts lie and on how many multiprocessors it runs") {
   const CudaStream s;
   for (const std::size_t elems : sizes) {
     for (const DType part : floats) {
@@ -88,15 +88,19 @@ TEST_CASE("sum_ranks has the bits of the host, however its parts lie") {
             }
             for (const auto& v : values) parts.push_back(v.data());
             for (const auto& d : devices) device_parts.push_back(d.data);
-            auto expected = random_values(out_dtype, elems, 99);
-            const OnDevice out(expected);
+            const auto before = random_values(out_dtype, elems, 99);
+            auto expected = before;
             host_leaf::sum_ranks(expected.data(), out_dtype, parts, part, elems, accumulate, {});
-            leaf::sum_ranks(out.data, out_dtype, device_parts, part, elems, accumulate, s);
-            const bool equal = out.download() == expected;
-            CAPTURE(elems);
-            CAPTURE(ranks);
-            CAPTURE(name_of(part));
-            CHECK(equal);
+            for (const int ctas : {0, 1, 5}) {
+              const OnDevice out(before);
+              leaf::sum_ranks(out.data, out_dtype, device_parts, part, elems, accumulate, s, ctas);
+              const bool equal = out.download() == expected;
+              CAPTURE(elems);
+              CAPTURE(ranks);
+              CAPTURE(ctas);
+              CAPTURE(name_of(part));
+              CHECK(equal);
+            }
           }
         }
       }

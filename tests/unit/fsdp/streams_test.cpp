@@ -33,7 +33,7 @@ struct Rank {
       : comm(index, ranks),
         arena(world, index),
         persistent(plan.footprint().persistent, 0xff),
-        streams{world.make_stream(), world.make_stream(), world.make_stream()} {
+        streams{world.make_stream(), world.make_stream(), world.make_stream(), world.make_stream()} {
     const Groups groups{.dense = Groups::Lanes(GroupComm<DeferredComm>(comm)),
                         .expert = Groups::Lanes(GroupComm<DeferredComm>(index))};
     op.emplace(fsdp::bind(plan, DeferredExecutor{}, groups,

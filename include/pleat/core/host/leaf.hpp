@@ -27,7 +27,7 @@ struct core_leaf<host_device> {
   }
 
   static void sum_ranks(void* out, DType out_dtype, std::span<const void* const> parts, DType part_dtype,
-                        std::size_t elems, bool accumulate, HostStream) {
+                        std::size_t elems, bool accumulate, HostStream, int = 0) {
     dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
       dispatch_dtype(FloatTypes{}, part_dtype, [&](auto part_type) {
         using Out = typename decltype(out_type)::type;
