@@ -75,13 +75,6 @@ int failures = 0;
 std::mt19937 random_engine{std::random_device{}()};
 
 template <class T>
-constexpr CUtensorMapDataType map_type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-template <>
-constexpr CUtensorMapDataType map_type<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-template <>
-constexpr CUtensorMapDataType map_type<float> = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-
-template <class T>
 std::vector<T> integers(std::size_t n) {
   std::vector<T> values(n);
   for (T& x : values) x = T(static_cast<float>(static_cast<int>(random_engine() % 9) - 4));
@@ -141,7 +134,7 @@ void test_product(const char* type) {
     const int rows = major == Major::k ? mn : depth;
     const hopper::TensorBoxes<2> boxes{{columns, rows}, {columns * 2}, {64, rows}};
     if (!hopper::is_mappable(data, boxes)) ++failures;
-    return hopper::tensor_map(map_type<T>, data, boxes, hopper::Swizzle::b128);
+    return hopper::tensor_map(data, boxes, hopper::Swizzle::b128);
   };
   constexpr auto kernel = product<T, N, ARegisters, MajorA, MajorB>;
   const int bytes = static_cast<int>(sizeof(T)) * (a_rows * depth + depth * padded(N)) + 1024;
@@ -208,7 +201,7 @@ void test_copies() {
                                        {columns * heads * 4, columns * 4, columns * heads * rows * 4},
                                        {box_columns, box_rows, 1, 1}};
     if (!hopper::is_mappable(data, boxes)) ++failures;
-    return hopper::tensor_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, data, boxes, hopper::Swizzle::b128);
+    return hopper::tensor_map(data, boxes, hopper::Swizzle::b128);
   };
   copies<<<1, 32>>>(map(in_data), map(stored), map(added), dump, sums);
   check_launch("copies");
@@ -255,8 +248,8 @@ int main() {
   test_products<bfloat16, 176>("bf16");
   test_products<bfloat16, 192>("bf16");
   test_products<bfloat16, 256>("bf16");
-  test_products<__half, 64>("f16");
-  test_products<__half, 128>("f16");
+  test_products<float16, 64>("f16");
+  test_products<float16, 128>("f16");
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -4,7 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
+#include <pleat/core/bfloat16.hpp>
+#include <pleat/core/float16.hpp>
 #include <pleat/cuda/driver.hpp>
 #include <pleat/cuda/hopper/barrier.cuh>
 
@@ -36,10 +39,20 @@ bool is_mappable(const void* base, const TensorBoxes<Axes>& t) {
   return fits;
 }
 
-/// The tensor map of what `is_mappable`; `type` is that of the elements. Passed to a kernel by value, as `const
+namespace detail {
+template <class T>
+inline constexpr CUtensorMapDataType map_type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+template <>
+inline constexpr CUtensorMapDataType map_type<bfloat16> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+template <>
+inline constexpr CUtensorMapDataType map_type<float16> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}  // namespace detail
+
+/// The tensor map of what `is_mappable`, of float, bfloat16 or float16. Passed to a kernel by value, as `const
 /// __grid_constant__ CUtensorMap`. Errors: cuda_error C20.
-template <int Axes>
-CUtensorMap tensor_map(CUtensorMapDataType type, const void* base, const TensorBoxes<Axes>& t, Swizzle swizzle) {
+template <class T, int Axes>
+CUtensorMap tensor_map(const T* base, const TensorBoxes<Axes>& t, Swizzle swizzle) {
+  static_assert(sizeof(T) == 2 || std::is_same_v<T, float>, "pleat: the copy engine knows float and 16-bit floats");
   cuuint64_t extents[Axes], strides[Axes - 1];
   cuuint32_t box[Axes], steps[Axes];
   for (int i = 0; i < Axes; ++i) {
@@ -51,7 +64,7 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* base, const TensorB
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   CudaDriver::find(encode, "cuTensorMapEncodeTiled", 12000);
   CUtensorMap map;
-  const CUresult status = encode(&map, type, Axes, const_cast<void*>(base), extents, strides, box, steps,
+  const CUresult status = encode(&map, detail::map_type<T>, Axes, const_cast<T*>(base), extents, strides, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(swizzle),
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
@@ -96,6 +109,12 @@ __device__ inline void load(void* to, const CUtensorMap& map, Barrier& done, int
       : "memory");
 }
 
+/// Hints that the box will be loaded soon: it moves to L2. One thread.
+__device__ inline void prefetch(const CUtensorMap& map, int x0, int x1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(x0), "r"(x1)
+               : "memory");
+}
+
 /// Copies `bytes`, a multiple of 16 between addresses that are, from device to shared memory. One thread.
 __device__ inline void load_bytes(void* to, const void* from, Barrier& done, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -111,12 +130,23 @@ __device__ inline void store(const CUtensorMap& map, const void* from, int x0, i
                "r"(shared_address(from)), "r"(x0), "r"(x1)
                : "memory");
 }
+__device__ inline void store(const CUtensorMap& map, const void* from, int x0, int x1, int x2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2)
+               : "memory");
+}
 __device__ inline void store(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
 /// Adds a box of floats from shared memory to the tensor; rules as of `store`. Adds of several CTAs land in any order.
+__device__ inline void add(const CUtensorMap& map, const void* from, int x0, int x1, int x2) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2)
+      : "memory");
+}
 __device__ inline void add(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),

@@ -13,9 +13,8 @@
 
 #include <cstdint>
 
-#include <cuda_fp16.h>
-
 #include <pleat/core/bfloat16.hpp>
+#include <pleat/core/float16.hpp>
 #include <pleat/cuda/hopper/barrier.cuh>
 
 namespace pleat::inline v0::hopper {
@@ -28,10 +27,18 @@ struct WgmmaType<bfloat16> {
   static constexpr char name[] = "bf16";
 };
 template <>
-struct WgmmaType<__half> {
+struct WgmmaType<float16> {
   static constexpr char name[] = "f16";
 };
 }  // namespace detail
+
+/// Two floats rounded to T, as operands hold them: `low` is the first.
+template <class T>
+__device__ std::uint32_t pack(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.%3x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high), "C"(detail::WgmmaType<T>::name));
+  return pair;
+}
 
 /// Which axis of an operand in shared memory is contiguous: k, the one that is summed over, or the other one.
 enum class Major { k, mn };
