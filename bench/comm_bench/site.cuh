@@ -137,28 +137,13 @@ class Site {
     return median(times);
   }
 
-  pleat::NcclComm& world;
-  pleat::NcclArena arena;
-  pleat::MappedPeers peers;
-  const pleat::CudaStream s, side;
-  static constexpr int latency_channel = pleat::peer_barrier_channels;
-
- private:
-  static constexpr std::uint64_t meeting_tag = pleat::Job::first_tag + 1;
-  static constexpr int channels = pleat::peer_barrier_channels + 1;
-  static constexpr std::size_t in_blocks = ranks, out_blocks = 2 * ranks;
-  static constexpr unsigned grid = 1024, threads = 256;
-
-  static std::uint32_t key(int sample, int i, int of_rank) {
-    return static_cast<std::uint32_t>(((sample + 1) * 64 + i) * ranks + of_rank) * 0x01000193u;
-  }
   static double median(std::vector<double>& times) {
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
   }
-
-  /// Of `count` operations. The cache holds nothing of the inputs, and a delay covers the host's calls: but for the
-  /// first sample, where a library may set something up that waits for the device.
+  /// Time of `count` operations on this rank, once. The ranks' streams meet first; the cache holds nothing of the
+  /// inputs, and a delay covers the host's calls: but for the first sample, where a library may set something up that
+  /// waits for the device.
   template <class Enqueue>
   double time_ms(int sample, int count, Enqueue enqueue) {
     check_cuda(cudaMemsetAsync(flushed_.data(), 0, flushed_.size_bytes(), s), "cudaMemsetAsync");
@@ -178,6 +163,21 @@ class Site {
     return static_cast<double>(ms);
   }
 
+  pleat::NcclComm& world;
+  pleat::NcclArena arena;
+  pleat::MappedPeers peers;
+  const pleat::CudaStream s, side;
+  static constexpr int latency_channel = pleat::peer_barrier_channels;
+
+ private:
+  static constexpr std::uint64_t meeting_tag = pleat::Job::first_tag + 1;
+  static constexpr int channels = pleat::peer_barrier_channels + 1;
+  static constexpr std::size_t in_blocks = ranks, out_blocks = 2 * ranks;
+  static constexpr unsigned grid = 1024, threads = 256;
+
+  static std::uint32_t key(int sample, int i, int of_rank) {
+    return static_cast<std::uint32_t>(((sample + 1) * 64 + i) * ranks + of_rank) * 0x01000193u;
+  }
   void check(Shape shape, const std::byte* out, std::size_t block_bytes, int sample, int i) {
     const std::size_t elems = block_bytes / 4, mine = static_cast<std::size_t>(rank()) * elems;
     const auto compare = [&](const std::byte* found, std::uint32_t first_key, std::uint32_t second_key, bool is_sum,
