@@ -39,6 +39,12 @@ struct ExpertShape {
   DType dtype = DType::f32;
 };
 
+struct ExpertOptions {
+  /// How many CTAs of a grouped product may run at once, so that other kernels find multiprocessors; 0: as many as fit.
+  /// The bits do not depend on it.
+  int max_ctas = 0;
+};
+
 /// What the forward pass leaves behind: [capacity_rows, inner] dtype each.
 struct ExpertRecord {
   std::byte* gate;
@@ -47,6 +53,7 @@ struct ExpertRecord {
 
 struct ExpertPlan {
   ExpertShape shape;
+  ExpertOptions options;
 
   constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
   std::byte* take_inner_rows(Carver& memory) const {
@@ -78,12 +85,12 @@ struct ExpertPlan {
 };
 
 /// Errors: shape_error E07.
-inline ExpertPlan plan(const ExpertShape& shape) {
+inline ExpertPlan plan(const ExpertShape& shape, const ExpertOptions& options = {}) {
   if (shape.experts_local < 1 || shape.hidden < 1 || shape.inner < 1 || shape.capacity_rows < 1) {
     fail<shape_error>("pleat[E07]: experts_local=", shape.experts_local, " hidden=", shape.hidden,
                       " inner=", shape.inner, " capacity_rows=", shape.capacity_rows, " must each be at least 1");
   }
-  return {shape};
+  return {shape, options};
 }
 
 /// The saved state of one live micro-batch. `memory` has at least `plan.footprint().saved` bytes, and is borrowed.

@@ -20,6 +20,7 @@ struct LayerShape {
 struct LayerOptions {
   RouterOptions router;
   DispatchOptions dispatch;
+  ExpertOptions experts;
 };
 
 /// What the layer itself saves beside its parts: `acc` is the accumulator of the dtype.
@@ -84,9 +85,9 @@ struct LayerPlan {
 inline LayerPlan plan(int ranks, const LayerShape& shape, const LayerOptions& options = {}) {
   const DispatchPlan dispatch =
       plan(ranks, DispatchShape{shape.max_tokens, shape.hidden, shape.experts, shape.k, shape.dtype}, options.dispatch);
-  return {
-      plan(RouterShape{shape.experts, shape.k, shape.dtype}, options.router), dispatch,
-      plan(ExpertShape{dispatch.experts_local(), shape.hidden, shape.inner, dispatch.capacity_rows(), shape.dtype})};
+  return {plan(RouterShape{shape.experts, shape.k, shape.dtype}, options.router), dispatch,
+          plan(ExpertShape{dispatch.experts_local(), shape.hidden, shape.inner, dispatch.capacity_rows(), shape.dtype},
+               options.experts)};
 }
 
 /// The saved state of one live micro-batch of one layer. `memory` has at least `plan.footprint().saved` bytes, and is
