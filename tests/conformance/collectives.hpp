@@ -1,7 +1,6 @@
 // The collective operations of a communicator, on every rank, dtype and shape of counts.
 #pragma once
 
-#include <atomic>
 #include <numeric>
 
 #include <conformance/site.hpp>
@@ -157,15 +156,15 @@ void check_collectives() {
     all_to_all_once(site, elems / 4, DType::u8, 12);
     broadcast_once(site, elems, site.size() - 1, DType::bf16, 13);
   });
-  at_all_sizes("barrier", [](const std::string& name, int ranks) {
-    std::atomic<int> entered = 0;
+  at_all_sizes<Backend>("barrier", [](const std::string& name, int ranks) {
+    typename Backend::template Shared<std::atomic<int>> entered;
     on_ranks<Backend, View>(name, ranks, [&](auto& site) {
       for (int round = 1; round <= 40; ++round) {
         if (round % 8 == 0) std::this_thread::sleep_for(milliseconds(site.rank()));
-        ++entered;
+        entered->fetch_add(1);
         site.comm.barrier(site.s());
         site.finish();
-        require(entered >= round * site.size(), "a rank left barrier ", round, " before all had entered");
+        require(entered->load() >= round * site.size(), "a rank left barrier ", round, " before all had entered");
         site.comm.barrier(site.s());  // so that nobody enters the next round before all have looked
         site.finish();
       }

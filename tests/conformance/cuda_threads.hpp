@@ -40,6 +40,14 @@ struct CudaThreads {
   using Stream = CudaTestStream;
   using Buffer = CudaTestBuffer;
 
+  static constexpr Traits traits{};
+  template <class T>
+  using Shared = InProcess<T>;
+
+  template <class F>
+  static void run_anew(int ranks, milliseconds deadline, F f) {
+    run(ranks, deadline, f);
+  }
   template <class F>
   static void run(int ranks, milliseconds deadline, F f) {
     pleat::CudaRunOptions options{.deadline = deadline};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 
 #include <pleat/comm/run_ranks.hpp>
 
@@ -14,57 +15,58 @@ struct Boom : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Every blocking operation, called so that each rank waits for every other.
+/// Every blocking operation, called so that each rank waits for the rank `awaited`: the root of a broadcast, who may be
+/// done without the others; in all else, each waits for every other.
 template <class Site>
 struct Operation {
   const char* name;
-  void (*call)(Site&);
+  void (*call)(Site&, int awaited);
 };
 template <class Site>
 inline constexpr Operation<Site> operations[] = {
     {"all_gather",
-     [](Site& site) {
+     [](Site& site, int) {
        typename Site::Buffer in(4), out(4 * static_cast<std::size_t>(site.size()));
        site.comm.all_gather(in.block().data, out.block().data, 1, DType::f32, site.s());
        site.finish();
      }},
     {"all_gather_v",
-     [](Site& site) {
+     [](Site& site, int) {
        const std::vector<std::size_t> counts(static_cast<std::size_t>(site.size()), 1);
        typename Site::Buffer in(4), out(4 * counts.size());
        site.comm.all_gather_v(in.block().data, out.block().data, counts, DType::f32, site.s());
        site.finish();
      }},
     {"all_to_all",
-     [](Site& site) {
+     [](Site& site, int) {
        typename Site::Buffer in(4 * static_cast<std::size_t>(site.size())), out(in.block().size_bytes);
        site.comm.all_to_all(in.block().data, out.block().data, 1, DType::f32, site.s());
        site.finish();
      }},
     {"all_to_all_v",
-     [](Site& site) {
+     [](Site& site, int) {
        const std::vector<std::size_t> counts(static_cast<std::size_t>(site.size()), 1);
        typename Site::Buffer in(4 * counts.size()), out(4 * counts.size());
        site.comm.all_to_all_v(in.block().data, counts, out.block().data, counts, DType::f32, site.s());
        site.finish();
      }},
     {"broadcast",
-     [](Site& site) {
+     [](Site& site, int awaited) {
        typename Site::Buffer buffer(4);
-       site.comm.broadcast(buffer.block().data, 1, 0, DType::f32, site.s());
+       site.comm.broadcast(buffer.block().data, 1, awaited, DType::f32, site.s());
        site.finish();
      }},
     {"exchange",
-     [](Site& site) {
+     [](Site& site, int) {
        std::vector<PlannedMessage> all;
        for (int from = 0; from < site.size(); ++from) {
          for (int to = 0; to < site.size(); ++to) all.push_back({from, to, 2, 80});
        }
        exchange_once(site, all, DType::f32);
      }},
-    {"split", [](Site& site) { site.comm.split(0, 0); }},
+    {"split", [](Site& site, int) { site.comm.split(0, 0); }},
     {"barrier",
-     [](Site& site) {
+     [](Site& site, int) {
        site.comm.barrier(site.s());
        site.finish();
      }},
@@ -92,11 +94,16 @@ struct Outcome {
   }
 };
 
+/// What each rank throws, where all can see it.
+struct Texts {
+  char of_rank[largest_size][pleat::Message::capacity_bytes];
+};
+
 /// Runs `f(site)` and notes what each rank throws.
 template <backend Backend, class F>
-Outcome outcome_of(const std::string& name, int ranks, F f, milliseconds deadline = 60s) {
+Outcome outcome_of(const std::string& name, int ranks, F f, milliseconds deadline = 20s) {
   Outcome outcome;
-  outcome.texts.resize(static_cast<std::size_t>(ranks));
+  typename Backend::template Shared<Texts> texts;
   const auto start = std::chrono::steady_clock::now();
   try {
     on_ranks<Backend, Whole>(
@@ -105,7 +112,7 @@ Outcome outcome_of(const std::string& name, int ranks, F f, milliseconds deadlin
           try {
             f(site);
           } catch (const std::exception& e) {
-            outcome.texts[static_cast<std::size_t>(site.rank())] = e.what();
+            std::strncpy(texts->of_rank[site.rank()], e.what(), sizeof texts->of_rank[0] - 1);
             throw;
           }
         },
@@ -124,6 +131,7 @@ Outcome outcome_of(const std::string& name, int ranks, F f, milliseconds deadlin
     outcome.run_text = e.what();
   }
   require(std::chrono::steady_clock::now() - start < 30s, "the run took longer than 30 s to end");
+  for (int r = 0; r < ranks; ++r) outcome.texts.emplace_back(texts->of_rank[r]);
   return outcome;
 }
 
@@ -137,7 +145,7 @@ struct Disagreement {
 template <class Site>
 inline constexpr Disagreement<Site> disagreements[] = {
     {"operations", "calls barrier",
-     [](Site& site, bool is_wrong) { is_wrong ? site.comm.barrier(site.s()) : operations<Site>[0].call(site); }},
+     [](Site& site, bool is_wrong) { is_wrong ? site.comm.barrier(site.s()) : operations<Site>[0].call(site, 0); }},
     {"dtypes", "dtypes",
      [](Site& site, bool is_wrong) {
        typename Site::Buffer in(8), out(64);
@@ -189,18 +197,19 @@ inline constexpr Disagreement<Site> disagreements[] = {
 };
 
 /// Calls `check(site's type)` results at sizes of two or more: a failure needs somebody who sees it.
-template <class F>
+template <backend Backend, class F>
 void at_sizes_of_two_or_more(const std::string& name, F check) {
-  at_all_sizes(name, [&](const std::string& label, int ranks) {
+  at_all_sizes<Backend>(name, [&](const std::string& label, int ranks) {
     if (ranks >= 2) check(label, ranks);
   });
 }
 
+/// What ranks that meet on the host tell each other before anything moves.
 template <backend Backend>
-void check_failures() {
+void check_disagreements() {
   using Rank = Site<Backend, typename Backend::comm_type>;
 
-  at_sizes_of_two_or_more("C05: calls that disagree", [](const std::string& name, int ranks) {
+  at_sizes_of_two_or_more<Backend>("C05: calls that disagree", [](const std::string& name, int ranks) {
     for (const auto& wrong : disagreements<Rank>) {
       const Outcome outcome = outcome_of<Backend>(name + ": " + wrong.name, ranks, [&](Rank& site) {
         wrong.call(site, site.rank() == ranks - 1);
@@ -212,75 +221,7 @@ void check_failures() {
       require(outcome.failed_rank < 0, "an error of all ranks is nobody's in particular");
     }
   });
-  at_sizes_of_two_or_more("C02: a rank throws while the others wait", [](const std::string& name, int ranks) {
-    for (const auto& operation : operations<Rank>) {
-      for (const int thrower : {0, ranks - 1}) {
-        const Outcome outcome = outcome_of<Backend>(name + " in " + operation.name, ranks, [&](Rank& site) {
-          site.comm.barrier(site.s());
-          if (site.rank() == thrower) {
-            if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);  // the others are asleep in the operation by now
-            throw Boom("boom 17");
-          }
-          operation.call(site);
-        });
-        const std::string who = "rank " + std::to_string(thrower) + " failed after barrier (boom 17)";
-        outcome.require_everybody("pleat[C02]: " + who, thrower);
-        outcome.require_everybody(operation.name, thrower);
-        outcome.require_run(who);
-        require(outcome.failed_rank == thrower, "the run blames rank ", outcome.failed_rank);
-        require(outcome.nested_text == "boom 17", "the nested exception is `", outcome.nested_text, "`");
-      }
-    }
-  });
-  at_sizes_of_two_or_more("C02: what is thrown is no std::exception", [](const std::string& name, int ranks) {
-    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
-      if (site.rank() == 1) throw 42;
-      site.comm.barrier(site.s());
-      site.finish();
-    });
-    outcome.require_everybody("pleat[C02]: rank 1 failed after no operation", 1);
-    require(outcome.failed_rank == 1 && outcome.nested_text == "no std::exception", "the run ended with `",
-            outcome.run_text, "`");
-  });
-  at_sizes_of_two_or_more("C03: a rank returns early", [](const std::string& name, int ranks) {
-    for (const auto& operation : operations<Rank>) {
-      const int gone = ranks - 1;
-      const Outcome outcome = outcome_of<Backend>(name + " before " + operation.name, ranks, [&](Rank& site) {
-        if (site.rank() != gone) operation.call(site);
-      });
-      outcome.require_everybody("pleat[C03]: rank " + std::to_string(gone) + " has returned", gone);
-      outcome.require_everybody(operation.name, gone);
-      outcome.require_run("pleat[C03]: rank " + std::to_string(gone) + " has returned");
-    }
-  });
-  at_sizes_of_two_or_more("C04: a rank never comes", [](const std::string& name, int ranks) {
-    for (const auto& operation : operations<Rank>) {
-      const int late = ranks / 2;
-      std::atomic<int> ended = 0;
-      const Outcome outcome = outcome_of<Backend>(
-          name + " to " + operation.name, ranks,
-          [&](Rank& site) {
-            if (site.rank() == late) {
-              while (ended < ranks - 1) std::this_thread::sleep_for(1ms);
-              return;
-            }
-            try {
-              operation.call(site);
-            } catch (...) {
-              ++ended;
-              throw;
-            }
-          },
-          30ms);
-      outcome.require_everybody("pleat[C04]", late);
-      outcome.require_everybody(operation.name, late);
-      outcome.require_run("pleat[C04]");
-      outcome.require_run("last seen in");
-      require(contains(outcome.run_text, " " + std::to_string(late)), "`", outcome.run_text, "` does not name rank ",
-              late);
-    }
-  });
-  at_sizes_of_two_or_more("C06: a message and its receive differ", [](const std::string& name, int ranks) {
+  at_sizes_of_two_or_more<Backend>("C06: a message and its receive differ", [](const std::string& name, int ranks) {
     for (const bool is_count : {true, false}) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
         typename Backend::Buffer a(64), b(64);
@@ -300,7 +241,85 @@ void check_failures() {
       outcome.require_run("pleat[C06]");
     }
   });
-  at_sizes_of_two_or_more("C06: a peer that is no rank", [](const std::string& name, int ranks) {
+}
+
+template <backend Backend>
+void check_failures() {
+  using Rank = Site<Backend, typename Backend::comm_type>;
+
+  if constexpr (Backend::traits.compares_calls) check_disagreements<Backend>();
+  at_sizes_of_two_or_more<Backend>("C02: a rank throws while the others wait", [](const std::string& name, int ranks) {
+    for (const auto& operation : operations<Rank>) {
+      for (const int thrower : {0, ranks - 1}) {
+        const bool is_first = thrower == 0;  // of its kind: ranks may meet anew for it
+        const Outcome outcome = outcome_of<Backend>(name + " in " + operation.name, ranks, [&](Rank& site) {
+          if (!is_first) operation.call(site, thrower);
+          site.comm.barrier(site.s());
+          if (site.rank() == thrower) {
+            if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);  // the others are asleep in the operation by now
+            throw Boom("boom 17");
+          }
+          operation.call(site, thrower);
+        });
+        const std::string who = "rank " + std::to_string(thrower) + " failed after barrier (boom 17)";
+        outcome.require_everybody("pleat[C02]: " + who, thrower);
+        outcome.require_everybody(operation.name, thrower);
+        outcome.require_run(who);
+        require(outcome.failed_rank == thrower, "the run blames rank ", outcome.failed_rank);
+        require(outcome.nested_text == "boom 17", "the nested exception is `", outcome.nested_text, "`");
+      }
+    }
+  });
+  at_sizes_of_two_or_more<Backend>("C02: what is thrown is no std::exception", [](const std::string& name, int ranks) {
+    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+      if (site.rank() == 1) throw 42;
+      site.comm.barrier(site.s());
+      site.finish();
+    });
+    outcome.require_everybody("pleat[C02]: rank 1 failed after ", 1);
+    require(outcome.failed_rank == 1 && outcome.nested_text == "no std::exception", "the run ended with `",
+            outcome.run_text, "`");
+  });
+  at_sizes_of_two_or_more<Backend>("C03: a rank returns early", [](const std::string& name, int ranks) {
+    for (const auto& operation : operations<Rank>) {
+      const int gone = ranks - 1;
+      const Outcome outcome = outcome_of<Backend>(name + " after one " + operation.name, ranks, [&](Rank& site) {
+        operation.call(site, gone);
+        if (site.rank() != gone) operation.call(site, gone);
+      });
+      outcome.require_everybody("pleat[C03]: rank " + std::to_string(gone) + " has returned", gone);
+      outcome.require_everybody(operation.name, gone);
+      outcome.require_run("pleat[C03]: rank " + std::to_string(gone) + " has returned");
+    }
+  });
+  at_sizes_of_two_or_more<Backend>("C04: a rank never comes", [](const std::string& name, int ranks) {
+    for (const auto& operation : operations<Rank>) {
+      const int late = ranks / 2;
+      typename Backend::template Shared<std::atomic<int>> ended;
+      const Outcome outcome = outcome_of<Backend>(
+          name + " to " + operation.name, ranks,
+          [&](Rank& site) {
+            operation.call(site, late);
+            if (site.rank() == late) {
+              while (ended->load() < ranks - 1) std::this_thread::sleep_for(1ms);
+              return;
+            }
+            try {
+              operation.call(site, late);
+            } catch (...) {
+              ended->fetch_add(1);
+              throw;
+            }
+          },
+          Backend::traits.short_deadline);
+      outcome.require_everybody("pleat[C04]", late);
+      outcome.require_everybody(operation.name, late);
+      outcome.require_run("pleat[C04]");
+      require(contains(outcome.run_text, " " + std::to_string(late)), "`", outcome.run_text, "` does not name rank ",
+              late);
+    }
+  });
+  at_sizes_of_two_or_more<Backend>("C06: a peer that is no rank", [](const std::string& name, int ranks) {
     for (const int peer : {-1, ranks}) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
         typename Backend::Buffer a(4);
@@ -315,10 +334,10 @@ void check_failures() {
     }
   });
   // Failures at any time, everywhere: what must hold is that all ranks end, with an error, and touch no dead memory.
-  at_sizes_of_two_or_more("a failure at a random time", [](const std::string& name, int ranks) {
-    for (unsigned seed = 0; seed < 25; ++seed) {
+  at_sizes_of_two_or_more<Backend>("a failure at a random time", [](const std::string& name, int ranks) {
+    for (int seed = 0; seed < Backend::traits.random_failures; ++seed) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
-        std::minstd_rand common(seed * 77 + 1);
+        std::minstd_rand common(static_cast<unsigned>(seed) * 77 + 1);
         const int thrower = static_cast<int>(common()) % ranks;
         const unsigned steps = static_cast<unsigned>(common() % 12);
         auto half = site.comm.split(site.rank() % 2, site.rank());
@@ -327,7 +346,7 @@ void check_failures() {
           const auto& operation = operations<Rank>[common() % std::size(operations<Rank>)];
           site.dawdle();
           if (step == steps && site.rank() == thrower) throw Boom("boom at random");
-          operation.call(step % 3 == 0 ? site : in_half);
+          operation.call(step % 3 == 0 ? site : in_half, 0);
         }
       });
       outcome.require_run("boom at random");

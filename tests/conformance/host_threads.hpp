@@ -41,9 +41,17 @@ struct HostThreads {
     pleat::HostBuffer memory_;
   };
 
+  static constexpr Traits traits{};
+  template <class T>
+  using Shared = InProcess<T>;
+
   template <class F>
   static void run(int ranks, milliseconds deadline, F f) {
     pleat::run_ranks(ranks, f, {.deadline = deadline});
+  }
+  template <class F>
+  static void run_anew(int ranks, milliseconds deadline, F f) {
+    run(ranks, deadline, f);
   }
   static std::function<std::string()> status(const pleat::ThreadComm& comm) { return last_operations(comm); }
 };

@@ -57,7 +57,7 @@ void on_peers(const std::string& name, int ranks, F f) {
 }
 template <arena_backend Backend, class F>
 void at_all_sizes_on_peers(const std::string& name, F f) {
-  at_all_sizes(name, [&](const std::string& label, int ranks) { on_peers<Backend>(label, ranks, f); });
+  at_all_sizes<Backend>(name, [&](const std::string& label, int ranks) { on_peers<Backend>(label, ranks, f); });
 }
 
 /// Everybody writes to everybody, oneself included, signals, awaits all and reads.
@@ -236,63 +236,76 @@ void check_peer_access() {
   });
 }
 
-/// For backends whose `await` fails on the host: when the peer throws, returns or stays silent.
+/// When the peer that is awaited throws, returns or stays silent.
 template <arena_backend Backend>
 void check_peer_failures() {
   using Rank = Site<Backend, typename Backend::comm_type>;
-  const auto await_last = [](Rank& site) {
+  constexpr bool on_host = Backend::traits.awaits_on_host;
+  // Everybody awaits the last rank, which does something else.
+  const auto await_last = [](Rank& site, auto instead) {
     PeerSite<Backend> peer_site(site.comm);
     auto arena = peer_site.make_arena(0);
     auto peers = arena.open(peer_site.everybody(), 0, 2);
-    if (site.rank() == site.size() - 1) return;
+    if (site.rank() == site.size() - 1) return instead();
     peers.await(site.size() - 1, 1, site.s());
     site.finish();
   };
-  at_sizes_of_two_or_more("C02: a rank throws while others await", [&](const std::string& name, int ranks) {
+  at_sizes_of_two_or_more<Backend>("C02: a rank throws while others await", [&](const std::string& name, int ranks) {
     const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
-      await_last(site);
-      if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);
-      throw Boom("boom in the arena");
+      await_last(site, [ranks] {
+        if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);
+        throw Boom("boom in the arena");
+      });
     });
     outcome.require_everybody("boom in the arena");
-    outcome.require_everybody("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1), ranks - 1);
+    if (on_host) {
+      outcome.require_everybody("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1), ranks - 1);
+    }
     require(outcome.failed_rank == ranks - 1, "the run blames rank ", outcome.failed_rank);
   });
-  at_sizes_of_two_or_more("C03: a rank returns while others await", [&](const std::string& name, int ranks) {
-    const Outcome outcome = outcome_of<Backend>(name, ranks, await_last);
-    outcome.require_everybody("pleat[C03]: rank " + std::to_string(ranks - 1), ranks - 1);
-    outcome.require_run("await of signal 1 on channel 1");
+  at_sizes_of_two_or_more<Backend>("C03: a rank returns while others await", [&](const std::string& name, int ranks) {
+    // Where a rank whose arena goes waits for its peers, either side may give up first.
+    const milliseconds deadline = on_host ? milliseconds(20s) : Backend::traits.short_deadline;
+    const Outcome outcome = outcome_of<Backend>(
+        name, ranks, [&](Rank& site) { await_last(site, [] {}); }, deadline);
+    if (on_host) outcome.require_everybody("pleat[C03]: rank " + std::to_string(ranks - 1), ranks - 1);
+    outcome.require_run(on_host ? "await of signal 1 on channel 1" : "pleat[C0");
+    outcome.require_run("rank " + std::to_string(ranks - 1));
   });
-  at_sizes_of_two_or_more("C04: a signal never comes", [&](const std::string& name, int ranks) {
-    std::atomic<int> ended = 0;
+  at_sizes_of_two_or_more<Backend>("C04: a signal never comes", [&](const std::string& name, int ranks) {
+    typename Backend::template Shared<std::atomic<int>> ended;
     const Outcome outcome = outcome_of<Backend>(
         name, ranks,
         [&](Rank& site) {
           try {
-            await_last(site);
+            await_last(site, [&] {
+              while (ended->load() < ranks - 1) std::this_thread::sleep_for(1ms);
+            });
           } catch (...) {
-            ++ended;
+            ended->fetch_add(1);
             throw;
           }
-          while (ended < ranks - 1) std::this_thread::sleep_for(1ms);
         },
-        30ms);
+        Backend::traits.short_deadline);
     outcome.require_everybody("pleat[C04]", ranks - 1);
-    outcome.require_run("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1));
+    if (on_host) outcome.require_run("await of signal 1 on channel 1 from rank " + std::to_string(ranks - 1));
+    outcome.require_run("rank " + std::to_string(ranks - 1));
   });
-  at_all_sizes("C03: a signal that a rank awaits of itself", [&](const std::string& name, int ranks) {
-    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
-      PeerSite<Backend> peer_site(site.comm);
-      auto arena = peer_site.make_arena(0);
-      auto peers = arena.open(peer_site.everybody(), 0, 1);
-      peers.signal(site.rank(), 0, site.s());
-      peers.await(site.rank(), 0, site.s());
-      peers.await(site.rank(), 0, site.s());
+  if constexpr (on_host) {
+    at_all_sizes<Backend>("C03: a signal that a rank awaits of itself", [&](const std::string& name, int ranks) {
+      const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+        PeerSite<Backend> peer_site(site.comm);
+        auto arena = peer_site.make_arena(0);
+        auto peers = arena.open(peer_site.everybody(), 0, 1);
+        peers.signal(site.rank(), 0, site.s());
+        peers.await(site.rank(), 0, site.s());
+        peers.await(site.rank(), 0, site.s());
+      });
+      outcome.require_run("waits for itself in await of signal 2");
     });
-    outcome.require_run("waits for itself in await of signal 2");
-  });
-  at_sizes_of_two_or_more("a failure at a random time of a credit", [](const std::string& name, int ranks) {
-    for (int seed = 0; seed < 15; ++seed) {
+  }
+  at_sizes_of_two_or_more<Backend>("a failure at a random time of a credit", [](const std::string& name, int ranks) {
+    for (int seed = 0; seed < Backend::traits.random_failures; ++seed) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
         PeerSite<Backend> peer_site(site.comm);
         auto arena = peer_site.make_arena(48);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -27,10 +29,35 @@ namespace conformance {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-/// What a suite needs to know of a backend. Ranks are threads of this process, so that a check's ranks share its
-/// locals.
+inline constexpr int sizes[] = {1, 2, 3, 4, 5, 8};
+inline constexpr int largest_size = 8;
+
+/// What a backend has, what its communicator notices, and what a run of it costs.
+struct Traits {
+  int most_ranks = largest_size;
+  /// Whether calls and messages that do not agree are refused (C05, C06): ranks that meet on the host can tell.
+  bool compares_calls = true;
+  /// Whether `await` itself fails, and names its signal. Where a stream waits, its next operation fails.
+  bool awaits_on_host = true;
+  /// Long enough to begin a run in.
+  milliseconds short_deadline{30};
+  int random_failures = 25;
+};
+
+/// A value that all ranks of a check share, of a backend whose ranks are threads.
+template <class T>
+struct InProcess {
+  T* operator->() { return &value; }
+  T value{};
+};
+
+/// What a suite needs to know of a backend. Ranks are threads of this process, or processes that go through the suite
+/// together: what a check's ranks share is a `Shared`, and not a local.
 ///
-/// - `run(ranks, deadline, f)` calls `f(comm)` on every rank and throws as `pleat::run_ranks` does.
+/// - `run(ranks, deadline, f)` calls `f(comm)` on every rank, or on this process's, perhaps in a world that has run
+///   before, and throws as `pleat::run_ranks` does. `run_anew` makes a world, which a rank leaves when `f` returns.
+/// - `Shared<T>()`: one value of a trivially copyable type or atomics for all ranks, `T{}` at first, with `->`.
+/// - `traits`: see Traits.
 /// - `Stream`: one rank's stream, `get()` of `comm_type::stream_type`.
 /// - `Buffer(bytes)`: device memory filled with 0xff, with `block()`, `upload(source)` and `download(target)` of all of
 ///   its bytes; both wait for the whole device.
@@ -44,10 +71,12 @@ concept backend = pleat::communicator<typename B::comm_type> &&
   buffer.upload(bytes);
   buffer.download(bytes);
   B::run(1, 1ms, f);
+  B::run_anew(1, 1ms, f);
+  { B::traits } -> std::convertible_to<Traits>;
+  typename B::template Shared<std::atomic<int>>;
   { B::status(comm) } -> std::same_as<std::function<std::string()>>;
 };
 
-inline constexpr int sizes[] = {1, 2, 3, 4, 5, 8};
 inline constexpr pleat::DType dtypes[] = {pleat::DType::f64, pleat::DType::f32, pleat::DType::bf16,
                                           pleat::DType::i64, pleat::DType::i32, pleat::DType::u8};
 
@@ -153,22 +182,24 @@ class Site {
   typename Backend::Stream stream_;
 };
 
-/// Runs `f(site)` on `ranks` ranks under a watchdog.
+/// Runs `f(site)` on `ranks` ranks under a watchdog; `anew` in a world of its own, with that deadline.
 template <backend Backend, class View, class F>
-void on_ranks(const std::string& name, int ranks, F f, milliseconds deadline = 60s) {
+void on_ranks(const std::string& name, int ranks, F f, std::optional<milliseconds> anew = {}) {
   testing_support::Watchdog watchdog(name + " on " + std::to_string(ranks) + " ranks");
-  Backend::run(ranks, deadline, [&](typename Backend::comm_type& world) {
+  const auto on_rank = [&](typename Backend::comm_type& world) {
     if (world.rank() == 0) watchdog.watch(Backend::status(world));
     auto&& comm = View::of(world);
     Site<Backend, std::remove_reference_t<decltype(comm)>> site(world, comm);
     f(site);
-  });
+  };
+  anew ? Backend::run_anew(ranks, *anew, on_rank) : Backend::run(ranks, 60s, on_rank);
 }
 
-/// Runs one check at every size and reports it by name.
-template <class F>
+/// Runs one check at every size that the backend has and reports it by name.
+template <backend Backend, class F>
 void at_all_sizes(const std::string& name, F check) {
   for (const int ranks : sizes) {
+    if (ranks > Backend::traits.most_ranks) return;
     std::string failure;
     try {
       check(name, ranks);
@@ -180,7 +211,7 @@ void at_all_sizes(const std::string& name, F check) {
 }
 template <backend Backend, class View, class F>
 void at_all_sizes_on_ranks(const std::string& name, F f) {
-  at_all_sizes(name, [&](const std::string& label, int ranks) { on_ranks<Backend, View>(label, ranks, f); });
+  at_all_sizes<Backend>(name, [&](const std::string& label, int ranks) { on_ranks<Backend, View>(label, ranks, f); });
 }
 
 }  // namespace conformance

@@ -98,7 +98,7 @@ void check_sums() {
     }
   });
   // Unless the order shows in these values, the checks above could not fail.
-  at_all_sizes("the order of the sum shows", [](const std::string&, int ranks) {
+  at_all_sizes<Backend>("the order of the sum shows", [](const std::string&, int ranks) {
     if (ranks < 3) return;
     const Bytes none(64 * sizeof(float));
     const auto differs = [&]<class Wire>(Wire) {

@@ -1,12 +1,11 @@
-// NcclComm and NcclArena as backends of the conformance suites: threads with a GPU each, owned or borrowed
-// communicators.
+// NcclComm and NcclArena as backends of the conformance suites: ranks with a GPU each, threads or processes, on owned
+// and on borrowed communicators.
 #pragma once
 
 #include <pleat/cuda/leaf.cuh>
 #include <pleat/nccl/arena.cuh>
-#include <pleat/nccl/run_threads.hpp>
 
-#include <conformance/site.hpp>
+#include <conformance/cuda_threads.hpp>
 
 #include "nccl_world.cuh"
 
@@ -14,63 +13,45 @@ namespace nccl_testing {
 
 using namespace std::chrono_literals;
 
-/// Device memory of 0xff, with transfers that wait for the whole device.
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(std::size_t bytes) : memory_(bytes) {
-    if (bytes != 0) pleat::check_cuda(cudaMemset(memory_.data(), 0xff, bytes), "cudaMemset");
-    pleat::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  pleat::Block block() const { return memory_.block(); }
-  void upload(const std::byte* source) {
-    pleat::check_cuda(cudaMemcpy(memory_.data(), source, memory_.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
-    pleat::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  void download(std::byte* target) const {
-    pleat::check_cuda(cudaMemcpy(target, memory_.data(), memory_.size_bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  }
-
- private:
-  pleat::CudaBuffer memory_;
-};
-
-/// A suite asks for other numbers of ranks than two, too: of those, only one rank is run.
-struct NcclThreads {
+/// One rank, which each process runs, or two.
+struct NcclRanks {
   using comm_type = pleat::NcclComm;
   using arena_type = pleat::NcclArena;
-  using Buffer = DeviceBuffer;
+  using Stream = conformance::CudaTestStream;
+  using Buffer = conformance::CudaTestBuffer;
+  template <class T>
+  using Shared = nccl_testing::Shared<T>;
 
-  class Stream {
-   public:
-    cudaStream_t get() const { return stream_; }
-
-   private:
-    pleat::CudaStream stream_;
-  };
+  static constexpr conformance::Traits traits{.most_ranks = world_ranks,
+                                              .compares_calls = false,
+                                              .awaits_on_host = false,
+                                              .short_deadline = 600ms,
+                                              .random_failures = 6};
 
   template <class F>
-  static void run(int ranks, std::chrono::milliseconds deadline, F f) {
-    if (ranks == 1) pleat::run_nccl_threads(1, f, {.deadline = deadline});
-    if (ranks == world_ranks) shared_world.run(f);
+  static void run(int ranks, milliseconds deadline, F f) {
+    ranks == 1 ? pleat::run_nccl_threads(1, f, {.deadline = deadline}) : run_check(f);
+  }
+  template <class F>
+  static void run_anew(int ranks, milliseconds deadline, F f) {
+    ranks == 1 ? pleat::run_nccl_threads(1, f, {.deadline = deadline}) : run_check_anew(f, deadline);
   }
   static std::function<std::string()> status(const pleat::NcclComm&) {
-    return [] { return shared_world.status(); };
+    return [] { return watched_jobs.status(); };
   }
 };
 
 /// The same on communicators that belong to somebody else.
-struct BorrowedNcclThreads : NcclThreads {
+struct BorrowedNcclRanks : NcclRanks {
   template <class F>
-  static void run(int ranks, std::chrono::milliseconds deadline, F f) {
-    NcclThreads::run(ranks, deadline, [&](pleat::NcclComm& world) {
+  static void run(int ranks, milliseconds deadline, F f) {
+    NcclRanks::run(ranks, deadline, [&](pleat::NcclComm& world) {
       if (world.size() == 1) return;  // there is nothing to borrow
       pleat::NcclComm borrowed = pleat::NcclComm::borrow(world.native(), {.deadline = 20s});
-      shared_world.watch(world.rank(), &borrowed.job());
-      f(borrowed);
-      shared_world.watch(world.rank(), nullptr);
+      watched_jobs.call(f, borrowed);
     });
   }
 };
-static_assert(conformance::backend<NcclThreads> && conformance::backend<BorrowedNcclThreads>);
+static_assert(conformance::backend<NcclRanks> && conformance::backend<BorrowedNcclRanks>);
 
 }  // namespace nccl_testing

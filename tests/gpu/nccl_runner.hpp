@@ -18,6 +18,8 @@
 
 #include <support/stacks.hpp>
 
+#include "shared_page.hpp"
+
 extern char** environ;
 
 namespace nccl_testing {
@@ -71,11 +73,16 @@ inline int run_case(const std::vector<Case>& cases, const std::string& name) {
 }
 
 /// A program of this executable: `rank` of two, or alone when it is negative. Its output goes to a file.
-inline pid_t spawn(const char* self, const std::string& name, int rank, int port, const std::string& output) {
+inline pid_t spawn(const char* self, const std::string& name, int rank, int port, const std::string& shared,
+                   const std::string& output) {
   std::vector<std::string> texts;
   if (rank >= 0) {
-    texts = {"RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank), "WORLD_SIZE=2",
-             "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(port)};
+    texts = {"RANK=" + std::to_string(rank),
+             "LOCAL_RANK=" + std::to_string(rank),
+             "WORLD_SIZE=2",
+             "MASTER_ADDR=127.0.0.1",
+             "MASTER_PORT=" + std::to_string(port),
+             std::string(shared_file_variable) + "=" + shared};
   }
   texts.push_back("NCCL_NVLS_ENABLE=0");
   std::vector<char*> environment;
@@ -123,6 +130,13 @@ inline std::vector<int> wait_for(const Case& one, const std::vector<pid_t>& prog
   return statuses;
 }
 
+inline std::string temporary_file(std::size_t bytes) {
+  char path[] = "/tmp/nccl_test_XXXXXX";
+  const int file = ::mkstemp(path);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) throw std::runtime_error("no file in /tmp");
+  ::close(file);
+  return path;
+}
 /// The end of a program's output, or its lines about the parts of a case.
 inline void print_output(const std::string& path, bool only_parts) {
   std::FILE* file = std::fopen(path.c_str(), "r");
@@ -155,14 +169,14 @@ inline int run_all(const std::vector<Case>& cases, const char* self, const std::
     const auto start = std::chrono::steady_clock::now();
     std::vector<pid_t> programs;
     std::vector<std::string> outputs;
-    port += 100;  // a case may use the ports behind its own
+    port += 200;                                                   // a case may use the ports behind its own
+    const std::string shared = temporary_file(shared_file_bytes);  // zeros
     for (int r = 0; r < (one.is_processes ? 2 : 1); ++r) {
-      char path[] = "/tmp/nccl_test_XXXXXX";
-      ::close(::mkstemp(path));
-      outputs.emplace_back(path);
-      programs.push_back(spawn(self, one.name, one.is_processes ? r : -1, port, outputs.back()));
+      outputs.push_back(temporary_file(0));
+      programs.push_back(spawn(self, one.name, one.is_processes ? r : -1, port, shared, outputs.back()));
     }
     const std::vector<int> statuses = wait_for(one, programs);
+    ::unlink(shared.c_str());
     bool is_good = true;
     for (std::size_t r = 0; r < statuses.size(); ++r) is_good = is_good && one.is_expected(r, statuses[r]);
     std::printf("%-6s  %-36s  %6.1f s\n", is_good ? "ok" : "FAILED", one.name.c_str(), since(start));

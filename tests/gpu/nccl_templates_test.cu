@@ -15,8 +15,8 @@ int main() {
   }
   using namespace templates_testing;
   print_header();
-  const int failed = check_templates<nccl_testing::NcclThreads>("NCCL threads", {1, 2});
-  nccl_testing::shared_world.end();
+  const int failed = check_templates<nccl_testing::NcclRanks>("NCCL threads", {1, 2});
+  nccl_testing::end_world();
   std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
   return failed == 0 ? 0 : 1;
 }

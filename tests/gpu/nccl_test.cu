@@ -28,63 +28,38 @@ using conformance::require;
 using pleat::DType;
 using pleat::NcclComm;
 
+// The suites. Ranks are threads, or processes that each run this program's case.
 TEST_CASE("owned") {
-  conformance::check_collectives<NcclThreads, conformance::Whole>();
-  conformance::check_exchanges<NcclThreads, conformance::Whole>();
-  conformance::check_splits<NcclThreads>();
+  conformance::check_collectives<NcclRanks, conformance::Whole>();
+  conformance::check_exchanges<NcclRanks, conformance::Whole>();
+  conformance::check_splits<NcclRanks>();
 }
 TEST_CASE("handles") {
-  conformance::check_collectives<NcclThreads, conformance::Handle>();
-  conformance::check_exchanges<NcclThreads, conformance::Handle>();
-  conformance::check_sums<NcclThreads>();
+  conformance::check_collectives<NcclRanks, conformance::Handle>();
+  conformance::check_exchanges<NcclRanks, conformance::Handle>();
+  conformance::check_sums<NcclRanks>();
 }
 TEST_CASE("borrowed") {
-  conformance::check_collectives<BorrowedNcclThreads, conformance::Whole>();
-  conformance::check_exchanges<BorrowedNcclThreads, conformance::Whole>();
-  conformance::check_splits<BorrowedNcclThreads>();
+  conformance::check_collectives<BorrowedNcclRanks, conformance::Whole>();
+  conformance::check_exchanges<BorrowedNcclRanks, conformance::Whole>();
+  conformance::check_splits<BorrowedNcclRanks>();
 }
 TEST_CASE("arena") {
-  conformance::check_peer_access<NcclThreads>();
+  conformance::check_peer_access<NcclRanks>();
+}
+TEST_CASE("failures") {
+  conformance::check_failures<NcclRanks>();
+}
+TEST_CASE("failures of windows") {
+  conformance::check_peer_failures<NcclRanks>();
 }
 
 void run_suite(const char* name) {
   doctest::Context context;
   context.addFilter("test-case", name);
   const int status = context.run();
-  shared_world.end();
+  end_world();
   require(status == 0, "the suite failed");
-}
-
-/// All operations of one world, for ranks that share no memory.
-void all_operations(NcclComm& world) {
-  Site site(world, world);
-  unsigned tag = 1;
-  for (const DType dtype : conformance::dtypes) {
-    for (const std::size_t elems : {0, 1, 129, 70001}) {
-      conformance::all_gather_once(site, elems, dtype, tag % 2 == 0, tag);
-      conformance::all_to_all_once(site, elems, dtype, ++tag);
-      for (int root = 0; root < world.size(); ++root) conformance::broadcast_once(site, elems, root, dtype, ++tag);
-    }
-    for (int shape = 0; shape < conformance::count_shapes; ++shape) {
-      conformance::all_gather_v_once(site, conformance::uneven_counts(world.size(), shape), dtype, shape % 2 == 0,
-                                     ++tag);
-    }
-    conformance::all_to_all_v_once(
-        site, [](int from, int to) { return static_cast<std::size_t>((from * 7 + to * 3) % 5); }, dtype, ++tag);
-    std::vector<conformance::PlannedMessage> messages;
-    for (int from = 0; from < world.size(); ++from) {
-      for (int to = 0; to < world.size(); ++to)
-        messages.push_back({from, to, static_cast<std::size_t>(from + 2 * to), ++tag});
-    }
-    conformance::exchange_once(site, messages, dtype, true);
-    conformance::exchange_once(site, messages, dtype, true);
-  }
-  auto reversed = conformance::checked_split(
-      site, [](int) { return -5; }, [](int r) { return -r; });
-  healthy(reversed);
-  auto alone = conformance::checked_split(
-      site, [](int r) { return r; }, [](int) { return 0; });
-  healthy(alone);
 }
 
 /// Each rank lets go of its groups at times of its own, while its peer waits for it in another.
@@ -128,7 +103,7 @@ void native_operations(NcclComm& world) {
   world.all_reduce(buffer.block().data, elems * n, DType::i64, site.s());
   conformance::require_equal(site.download(buffer), sums, "all_reduce");
   auto in = site.upload(values(world.rank(), elems * n));
-  DeviceBuffer out(elems * sizeof(std::int64_t));
+  NcclRanks::Buffer out(elems * sizeof(std::int64_t));
   world.reduce_scatter(in.block().data, out.block().data, elems, DType::i64, site.s());
   const auto first = sums.begin() + static_cast<std::ptrdiff_t>(elems * sizeof(std::int64_t)) * world.rank();
   conformance::require_equal(site.download(out), {first, first + elems * sizeof(std::int64_t)}, "reduce_scatter");
@@ -141,7 +116,7 @@ void native_operations(NcclComm& world) {
     }
     auto mine =
         site.upload(conformance::pattern(counts[static_cast<std::size_t>(world.rank())] * 4, world.rank(), 0, 9));
-    DeviceBuffer all(expected.size());
+    NcclRanks::Buffer all(expected.size());
     world.all_gather_v(mine.block().data, all.block().data, counts, DType::f32, site.s(), way);
     conformance::require_equal(site.download(all), expected, "all_gather_v by way ", static_cast<int>(way));
   }
@@ -160,7 +135,7 @@ void native_operations(NcclComm& world) {
 }
 
 void arena_operations(NcclComm& world) {
-  conformance::PeerSite<NcclThreads> site(world);
+  conformance::PeerSite<NcclRanks> site(world);
   {
     auto arena = site.make_arena(1 << 20);
     require(arena.reachable(site.everybody()), "two GPUs of one machine map each other's memory");
@@ -222,7 +197,7 @@ void borrowed_is_not_aborted() {
     healthy(world);
     const auto mine = conformance::pattern(400, world.rank(), 0, 3);
     auto in = site.upload(mine);
-    DeviceBuffer out(800);
+    NcclRanks::Buffer out(800);
     {
       NcclComm borrowed = NcclComm::borrow(world.native(), {.deadline = 300ms});
       if (world.rank() == 1) std::this_thread::sleep_for(1s);
@@ -251,133 +226,22 @@ std::size_t free_bytes() {
   return least;
 }
 
-std::string label_of(const char* operation, Way way, const char* more = "") {
-  return std::string(*operation != 0 ? operation : "a signal") + ": rank 1 " + name_of(way) + more;
-}
-
-/// Runs `f(world)` on two threads, of which rank 1 fails, and checks what rank 0 and the run saw.
-template <class F>
-void thread_failure(const char* operation, Way way, F f) {
-  std::vector<Seen> seen(2);
-  std::string blame;
-  try {
-    pleat::run_nccl_threads(2,
-                            [&](NcclComm& world) {
-                              std::exception_ptr thrown;
-                              seen[static_cast<std::size_t>(world.rank())] = see([&] {
-                                try {
-                                  f(world);
-                                } catch (...) {
-                                  thrown = std::current_exception();
-                                  throw;
-                                }
-                              });
-                              if (thrown) std::rethrow_exception(thrown);
-                            },
-                            {.deadline = deadline});
-  } catch (const pleat::rank_error& e) {
-    if (way != Way::throws || e.rank() != failing_rank) blame = e.what();
-  } catch (const pleat::comm_error& e) {
-    if (way == Way::throws) blame = e.what();
-  }
-  require(blame.empty(), "the run ended with `", blame, "`; rank 0 saw `", seen[0].text, "`, rank 1 saw `",
-          seen[1].text, "`");
-  require_outcome(seen[0], operation, way);
-}
-
-/// Whether an operation is one of those whose first meeting stands for all: of a whole group, and of pairs.
-bool has_meeting_of_its_own(const Waiting& waiting) {
-  return std::string_view(waiting.name) == "all_gather" || std::string_view(waiting.name) == "exchange";
-}
-
-void thread_failures() {
-  pleat::run_nccl_threads(2, all_operations);  // loads all kernels, which takes memory for good
-  std::size_t before = 0, runs = 0;
-  for (const bool is_warm : {true, false}) {
-    for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
-      for (const Waiting& waiting : waitings()) {
-        if (!is_warm && !has_meeting_of_its_own(waiting)) continue;
-        timed(label_of(waiting.name, way, is_warm ? "" : ", nothing connected"), [&] {
-          thread_failure(waiting.name, way,
-                         [&](NcclComm& world) { operation_with_failure(world, waiting, way, is_warm); });
-        });
-        if (before == 0) before = free_bytes();
-        ++runs;
-      }
-    }
-  }
-  pleat::run_nccl_threads(2, healthy);
+/// The suites of failures twice: what the second run leaves behind, since the first loads kernels for good.
+void failures_return_memory() {
+  run_suite("failures");
+  run_check(healthy);
+  const std::size_t before = free_bytes();
+  run_suite("failures");
+  run_check(healthy);
   const std::size_t after = free_bytes(), lost = before > after ? before - after : 0;
-  std::printf("%safter %zu failures %zu MiB less are free\n", part_mark, runs, lost >> 20);
+  end_world();
+  std::printf("%s%zu MiB less are free\n", part_mark, lost >> 20);
   require(lost < (std::size_t{64} << 20), "failures leave ", lost >> 20, " MiB behind");
 }
-void thread_signal_failures() {
-  pleat::run_nccl_threads(2, arena_operations);
-  for (const bool is_warm : {true, false}) {
-    for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
-      timed(label_of("", way, is_warm ? "" : ", before the first"),
-            [&] { thread_failure("", way, [&](NcclComm& world) { signal_with_failure(world, way, is_warm); }); });
-    }
-  }
-  pleat::run_nccl_threads(2, arena_operations);
-}
 
-/// In this rank's process: a world of its own on the `i`-th port.
-NcclComm world_at(int i, std::chrono::milliseconds limit) {
-  auto environment = pleat::LauncherEnvironment::from_process();
-  environment.port += i;
-  return NcclComm::create(pleat::rendezvous(environment, 10s), environment.local_rank, {.deadline = limit});
-}
-/// Runs `f(world)` in this rank's process, on a world of its own, and checks what rank 0 saw.
-template <class F>
-void process_failure(int i, std::chrono::milliseconds limit, const char* operation, Way way, F f) {
-  timed(label_of(operation, way), [&] {
-    std::optional<NcclComm> world(world_at(i, limit));
-    const int rank = world->rank();
-    const Seen seen = see([&] {
-      try {
-        f(*world);
-      } catch (const std::exception& e) {
-        world->abandon(e.what());
-        throw;
-      }
-    });
-    world.reset();
-    if (rank == 0) require_outcome(seen, operation, way);
-  });
-}
-/// All in one pair of processes. The meetings of what is not connected are the Job's, which unit tests run in
-/// processes.
-void process_failures() {
-  int i = 0;
-  std::optional<NcclComm> first(world_at(++i, 20s));
-  healthy(*first);  // loads what is loaded once
-  first.reset();
-  for (const Way way : {Way::throws, Way::returns, Way::hangs}) {
-    for (const Waiting& waiting : waitings()) {
-      process_failure(++i, deadline, waiting.name, way,
-                      [&](NcclComm& world) { operation_with_failure(world, waiting, way, true); });
-    }
-    process_failure(++i, deadline, "", way, [&](NcclComm& world) { signal_with_failure(world, way, true); });
-  }
-  NcclComm world = world_at(++i, 20s);
-  healthy(world);
-}
-/// Rank 0 survives; the launcher expects rank 1 to be killed.
-void process_killed(const std::string& operation) {
-  for (const Waiting& waiting : waitings()) {
-    if (operation != waiting.name) continue;
-    process_failure(0, 20s, waiting.name, Way::is_killed,
-                    [&](NcclComm& world) { operation_with_failure(world, waiting, Way::is_killed, true); });
-  }
-  if (operation == "a signal") {
-    process_failure(0, 20s, "", Way::is_killed,
-                    [](NcclComm& world) { signal_with_failure(world, Way::is_killed, true); });
-  }
-}
 /// NcclComm's destructor is what tells the others.
 void process_unwinds() {
-  const bool is_failing = pleat::LauncherEnvironment::from_process().rank == failing_rank;
+  const bool is_failing = pleat::LauncherEnvironment::from_process().rank == 1;
   std::string seen = "nothing";
   try {
     NcclComm world = NcclComm::from_environment({.deadline = 20s});
@@ -396,41 +260,32 @@ void operations(NcclComm& world) {
   const auto part = [&](const char* name, void (*f)(NcclComm&)) {
     world.rank() == 0 ? timed(name, [&] { f(world); }) : f(world);
   };
-  part("all operations", all_operations);
   part("groups go in any order", groups_go_in_any_order);
   part("NCCL's own", native_operations);
   part("arena", arena_operations);
 }
 
 std::vector<Case> cases() {
-  std::vector<Case> all{
-      {"threads: suite, owned", false, [] { run_suite("owned"); }, 60},
-      {"threads: suite, handles", false, [] { run_suite("handles"); }, 60},
-      {"threads: suite, borrowed", false, [] { run_suite("borrowed"); }, 60},
-      {"threads: suite, arena", false, [] { run_suite("arena"); }, 60},
-      {"threads: operations", false, [] { pleat::run_nccl_threads(2, operations, {.deadline = 20s}); }},
-      {"threads: refusals", false, refusals},
-      {"threads: borrowed, given up", false, borrowed_is_not_aborted},
-      {"threads: failures", false, thread_failures, 90},
-      {"threads: failures, signals", false, thread_signal_failures, 60},
-      {"processes: operations", true,
-       [] {
-         NcclComm world = NcclComm::from_environment({.deadline = 20s});
-         operations(world);
-       }},
-      {"processes: failures", true, process_failures, 90},
-      {"processes: an exception unwinds", true, process_unwinds},
-  };
-  std::vector<std::string> operations{"a signal"};
-  for (const Waiting& waiting : waitings()) operations.push_back(waiting.name);
-  for (const std::string& operation : operations) {
-    all.push_back(
-        {"processes: killed in " + operation, true, [operation] { process_killed(operation); }, 30, failing_rank});
+  std::vector<Case> all;
+  for (const bool is_processes : {false, true}) {
+    const std::string ranks = is_processes ? "processes: " : "threads: ";
+    for (const char* suite : {"owned", "handles", "borrowed", "arena", "failures", "failures of windows"}) {
+      all.push_back({ranks + "suite, " + suite, is_processes, [suite] { run_suite(suite); }, 90});
+    }
+    all.push_back({ranks + "operations", is_processes, [] {
+                     run_check(operations);
+                     end_world();
+                   }});
   }
-  all.push_back({"processes: healthy after all", true, [] {
-                   NcclComm world = NcclComm::from_environment({.deadline = 20s});
-                   healthy(world);
-                 }});
+  all.push_back({"threads: refusals", false, refusals});
+  all.push_back({"threads: borrowed, given up", false, borrowed_is_not_aborted});
+  all.push_back({"threads: failures return memory", false, failures_return_memory, 120});
+  all.push_back({"processes: an exception unwinds", true, process_unwinds});
+  for (const std::string& operation : killed_in()) {
+    all.push_back(
+        {"processes: killed in " + operation, true, [operation] { process_killed(operation); }, 30, killed_rank});
+  }
+  all.push_back({"processes: healthy after all", true, [] { run_check(healthy); }});
   return all;
 }
 
