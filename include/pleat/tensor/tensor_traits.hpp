@@ -57,18 +57,22 @@ struct tensor_traits<R> {
   static Device device(const R&) { return {}; }
 };
 
-/// Anything with the members of std::mdspan (Kokkos' and cuda::std's too): read as host memory.
+/// Anything with the members of std::mdspan (Kokkos' and cuda::std's too) and elements behind a pointer: read as host
+/// memory. An accessor with another kind of handle needs a specialization of its own.
 template <class T>
 concept mdspan_like = element<typename T::value_type> && requires(const T& t) {
   typename T::extents_type;
   { t.rank() } -> std::convertible_to<std::size_t>;
   { t.extent(0) } -> std::convertible_to<std::int64_t>;
   { t.stride(0) } -> std::convertible_to<std::int64_t>;
-  t.data_handle();
+  { t.data_handle() } -> std::convertible_to<const typename T::value_type*>;
 };
 template <mdspan_like T>
 struct tensor_traits<T> {
-  static void* data(const T& t) { return const_cast<std::remove_const_t<typename T::value_type>*>(t.data_handle()); }
+  static void* data(const T& t) {
+    const typename T::value_type* const elements = t.data_handle();
+    return const_cast<std::remove_const_t<typename T::value_type>*>(elements);
+  }
   static int rank(const T& t) { return static_cast<int>(t.rank()); }
   static std::int64_t extent(const T& t, int axis) { return static_cast<std::int64_t>(t.extent(axis)); }
   static std::int64_t stride(const T& t, int axis) { return static_cast<std::int64_t>(t.stride(axis)); }

@@ -75,6 +75,14 @@ struct StridedSpan {
   T* data_handle() const { return pointer; }
 };
 
+/// What an mdspan with an accessor of its own may hold: elements in two banks, found by a number.
+struct BankedSpan : StridedSpan<float, 1> {
+  struct Handle {
+    int bank;
+  };
+  Handle data_handle() const { return {1}; }
+};
+
 struct NoTensor {
   float* data;
 };
@@ -82,7 +90,7 @@ struct NoTensor {
 static_assert(tensor<TensorRef> && tensor<std::vector<float>> && tensor<std::span<const bfloat16>> &&
               tensor<std::array<double, 4>> && tensor<float[4]> && tensor<const std::vector<float>&> &&
               tensor<odd::Tensor> && tensor<StridedSpan<const float, 3>>);
-static_assert(!tensor<NoTensor> && !tensor<odd::HalfTensor> && !tensor<int> && !tensor<float*> &&
+static_assert(!tensor<NoTensor> && !tensor<BankedSpan> && !tensor<odd::HalfTensor> && !tensor<int> && !tensor<float*> &&
               !tensor<std::vector<bool>> && !tensor<std::vector<short>> && !tensor<std::string> &&
               !tensor<std::vector<std::vector<float>>>);
 
