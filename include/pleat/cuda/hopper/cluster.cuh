@@ -23,11 +23,12 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
-/// Arrives at the barrier that has the same place in the shared memory of CTA `rank` of the cluster.
+/// Arrives at the barrier that has the same place in the shared memory of CTA `rank` of the cluster. Orders this
+/// thread's writes for the threads of its own CTA only: what it releases to others is memory that it has read.
 __device__ inline void arrive_at(Barrier& barrier, int rank) {
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(&barrier.word)),
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(&barrier.word)),
       "r"(rank)
       : "memory");
 }
