@@ -173,7 +173,7 @@ void check_collectives() {
   // Every rank draws the same operations, and goes through them at a pace of its own.
   at_all_sizes_on_ranks<Backend, View>("random operations", [](auto& site) {
     std::minstd_rand common(static_cast<unsigned>(99 + site.size()));
-    for (unsigned tag = 100; tag < 160; ++tag) {
+    for (unsigned tag = 100, end = tag + static_cast<unsigned>(repeats(60)); tag < end; ++tag) {
       const DType dtype = dtypes[common() % std::size(dtypes)];
       const std::size_t elems = common() % 20;
       const int root = static_cast<int>(common()) % site.size();

@@ -95,7 +95,7 @@ void check_exchanges() {
   });
   at_all_sizes_on_ranks<Backend, View>("random exchanges", [](auto& site) {
     std::minstd_rand common(static_cast<unsigned>(7 + site.size()));
-    for (unsigned batch = 0; batch < 40; ++batch) {
+    for (int batch = 0; batch < repeats(40); ++batch) {
       std::vector<PlannedMessage> messages(common() % 12);
       for (PlannedMessage& m : messages) {
         m.from = static_cast<int>(common() % static_cast<unsigned>(site.size()));

@@ -335,7 +335,7 @@ void check_failures() {
   });
   // Failures at any time, everywhere: what must hold is that all ranks end, with an error, and touch no dead memory.
   at_sizes_of_two_or_more<Backend>("a failure at a random time", [](const std::string& name, int ranks) {
-    for (int seed = 0; seed < Backend::traits.random_failures; ++seed) {
+    for (int seed = 0; seed < repeats(Backend::traits.random_failures); ++seed) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
         std::minstd_rand common(static_cast<unsigned>(seed) * 77 + 1);
         const int thrower = static_cast<int>(common()) % ranks;

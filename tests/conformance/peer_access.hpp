@@ -305,7 +305,7 @@ void check_peer_failures() {
     });
   }
   at_sizes_of_two_or_more<Backend>("a failure at a random time of a credit", [](const std::string& name, int ranks) {
-    for (int seed = 0; seed < Backend::traits.random_failures; ++seed) {
+    for (int seed = 0; seed < repeats(Backend::traits.random_failures); ++seed) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
         PeerSite<Backend> peer_site(site.comm);
         auto arena = peer_site.make_arena(48);

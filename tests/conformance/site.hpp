@@ -22,12 +22,14 @@
 
 #include <doctest/doctest.h>
 
+#include <support/repeats.hpp>
 #include <support/watchdog.hpp>
 
 namespace conformance {
 
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
+using testing_support::repeats;
 
 inline constexpr int sizes[] = {1, 2, 3, 4, 5, 8};
 inline constexpr int largest_size = 8;

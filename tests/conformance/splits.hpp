@@ -107,7 +107,7 @@ void check_splits() {
     auto column = site.comm.split(site.rank() % columns, site.rank());
     using Comm = std::remove_cvref_t<decltype(row)>;
     conformance::Site<Backend, Comm> in_row(row, row), in_column(column, column);
-    for (unsigned round = 0; round < 25; ++round) {
+    for (unsigned round = 0, end = static_cast<unsigned>(repeats(25)); round < end; ++round) {
       site.dawdle();
       all_gather_once(in_row, 5, DType::f32, round % 2 == 0, 70 + round);
       all_to_all_once(in_column, 4, DType::bf16, 70 + round);

@@ -270,22 +270,31 @@ std::vector<Case> cases() {
   for (const bool is_processes : {false, true}) {
     const std::string ranks = is_processes ? "processes: " : "threads: ";
     for (const char* suite : {"owned", "handles", "borrowed", "arena", "failures", "failures of windows"}) {
-      all.push_back({ranks + "suite, " + suite, is_processes, [suite] { run_suite(suite); }, 90});
+      Case one{ranks + "suite, " + suite, is_processes, [suite] { run_suite(suite); }, 90};
+      one.has_deadlines = std::string_view(suite).starts_with("failures");
+      all.push_back(one);
     }
     all.push_back({ranks + "operations", is_processes, [] {
                      run_check(operations);
                      end_world();
                    }});
   }
-  all.push_back({"threads: refusals", false, refusals});
-  all.push_back({"threads: borrowed, given up", false, borrowed_is_not_aborted});
-  all.push_back({"threads: failures return memory", false, failures_return_memory, 120});
-  all.push_back({"processes: an exception unwinds", true, process_unwinds});
-  for (const std::string& operation : killed_in()) {
-    all.push_back(
-        {"processes: killed in " + operation, true, [operation] { process_killed(operation); }, 30, killed_rank});
+  const auto with_deadlines = [&](const std::string& name, bool is_processes, std::function<void()> run, int limit_s,
+                                  int killed = -1) {
+    all.push_back({name, is_processes, std::move(run), limit_s, killed, true});
+  };
+  with_deadlines("threads: refusals", false, refusals, 30);
+  with_deadlines("threads: borrowed, given up", false, borrowed_is_not_aborted, 30);
+  with_deadlines("threads: failures return memory", false, failures_return_memory, 120);
+  with_deadlines("processes: an exception unwinds", true, process_unwinds, 30);
+  for (const std::string& name : killed_in()) {
+    with_deadlines(
+        "processes: killed in " + name, true, [name] { process_killed(name); }, 30, killed_rank);
   }
-  all.push_back({"processes: healthy after all", true, [] { run_check(healthy); }});
+  all.push_back({"processes: healthy after all", true, [] {
+                   run_check(healthy);
+                   end_world();
+                 }});
   return all;
 }
 

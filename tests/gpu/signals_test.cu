@@ -1,34 +1,24 @@
-// Stream-ordered and in-kernel signals between two GPUs: ranks as threads and as processes, many streams and one
-// hardware queue, under random delays. Run without options it runs all of these, each in a process of its own, and
-// prints a table. Exit code 77 where there are fewer than two GPUs; whatever hangs ends with a message and exit code 1.
+// Stream-ordered and in-kernel signals between two GPUs, under random delays.
 #include <pleat/cuda/device_signal.cuh>
 
-#include <gpu/two_gpus.cuh>
-#include <support/watchdog.hpp>
+#include <gpu/two_gpus_main.cuh>
+#include <support/repeats.hpp>
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
-#include <vector>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 namespace {
 
 using namespace two_gpus;
 using pleat::check_launch;
+using testing_support::repeats;
 
 constexpr int slots = 2;
 constexpr std::size_t slot_words = 4096;
 constexpr std::size_t slot_bytes = slot_words * sizeof(std::uint32_t);
 constexpr int barrier_ctas = 8, barrier_threads = 256;
-constexpr auto case_limit = 20s;
 
 // Kernels. Counts and random states lie in device memory, so that a replayed graph goes on with them.
 
@@ -145,19 +135,8 @@ class Credits {
   int next_write_ = 0, next_read_ = 0;
 };
 
-struct Options {
-  bool processes = false;
-  bool one_connection = false;
-
-  std::string name() const {
-    return std::string(processes ? "processes" : "threads") + (one_connection ? ", one connection" : "");
-  }
-};
-
-// The cases. Each returns what its line of the table says.
-
-std::string credits_on_random_streams(Rank& site, const Options&) {
-  constexpr int rounds = 3000;
+std::string credits_on_random_streams(Rank& site) {
+  const int rounds = repeats(3000);
   Credits credits(site);
   const CudaStream writers[] = {CudaStream(), CudaStream()}, readers[] = {CudaStream(), CudaStream()};
   const CudaEvent event;
@@ -176,13 +155,14 @@ std::string credits_on_random_streams(Rank& site, const Options&) {
     site.wait(writers[i]);
     site.wait(readers[i]);
   }
-  credits.check(rounds);
+  credits.check(static_cast<std::uint32_t>(rounds));
   return std::to_string(rounds) + " rounds";
 }
 
 /// Calls, a graph with an odd number of rounds captured after them, replays with calls in between.
 std::string replays(Rank& site, bool two_streams) {
-  constexpr int graph_rounds = 3, launches = 1000;
+  constexpr int graph_rounds = 3;
+  const int launches = repeats(1000);
   Credits credits(site);
   const CudaStream writer, second;
   const cudaStream_t reader = two_streams ? second : writer;
@@ -216,17 +196,17 @@ std::string replays(Rank& site, bool two_streams) {
   credits.check(rounds);
   return std::to_string(2 * launches) + " replays";
 }
-std::string replays_on_one_stream(Rank& site, const Options&) {
+std::string replays_on_one_stream(Rank& site) {
   return replays(site, false);
 }
-std::string replays_on_two_streams(Rank& site, const Options& options) {
+std::string replays_on_two_streams(Rank& site) {
   // The branches of a graph enter the one hardware queue in an order that nobody chooses.
-  if (options.one_connection) return "skipped";
+  if (has_one_connection()) return "skipped";
   return replays(site, true);
 }
 
-std::string barrier_replays(Rank& site, const Options&) {
-  constexpr int launches = 2000;
+std::string barrier_replays(Rank& site) {
+  const int launches = repeats(2000);
   MappedPeers peers = site.open(slot_bytes, 2 * pleat::peer_barrier_channels);
   const CudaStream s;
   std::uint32_t *written = site.word(), *read = site.word(), *errors = site.word(), *seed = site.word();
@@ -250,11 +230,11 @@ std::string barrier_replays(Rank& site, const Options&) {
   }
   site.wait(s);
   require(Rank::fetch(errors) == 0, "wrong words after a barrier");
-  require(Rank::fetch(read) == launches + 1 + launches / 500, "rounds are missing");
+  require(Rank::fetch(read) == static_cast<std::uint32_t>(launches + 1 + (launches + 399) / 500), "rounds are missing");
   return std::to_string(launches) + " replays";
 }
 
-std::string signal_latency(Rank& site, const Options&) {
+std::string signal_latency(Rank& site) {
   constexpr int trips = 50;
   MappedPeers peers = site.open(0, 4);
   const CudaStream s;
@@ -272,8 +252,8 @@ std::string signal_latency(Rank& site, const Options&) {
   return "round trip " + us(called / trips) + ", in a graph " + us(replayed / trips);
 }
 
-std::string device_barriers(Rank& site, const Options&) {
-  constexpr int rounds = 500;
+std::string device_barriers(Rank& site) {
+  const int rounds = repeats(500);
   const std::size_t bytes = barrier_ctas * barrier_threads * sizeof(std::uint32_t);
   MappedPeers peers = site.open(bytes, 2 * barrier_ctas);
   const CudaStream s;
@@ -300,7 +280,7 @@ std::string device_barriers(Rank& site, const Options&) {
   site.wait(s);
   pleat::check_device_status(Rank::fetch(signals.status), "store_and_meet");
   require(Rank::fetch(errors) == 0, "wrong words after a barrier of kernels");
-  require(Rank::fetch(counts) == 21 * rounds, "rounds are missing");
+  require(Rank::fetch(counts) == static_cast<std::uint32_t>(21 * rounds), "rounds are missing");
   const float time = median_us(site, s, 10, [&] { launch(signals, false); });
   pleat::check_device_status(Rank::fetch(signals.status), "store_and_meet");
 
@@ -315,11 +295,11 @@ std::string device_barriers(Rank& site, const Options&) {
               e.what());
     }
   }
-  return "barrier " + us(time / rounds);
+  return "barrier " + us(time / static_cast<float>(rounds));
 }
 
 /// Streams wait for signals that never come, of calls and of graphs, while kernels occupy every multiprocessor.
-std::string release(Rank& site, const Options& options) {
+std::string release(Rank& site) {
   MappedPeers peers = site.open(0, 3);
   const CudaStream s, busy;
   const int other = 1 - site.rank;
@@ -345,7 +325,7 @@ std::string release(Rank& site, const Options& options) {
     throw std::runtime_error("a wait for a signal that never came returned");
   };
   const auto occupy = [&] {
-    if (options.one_connection) return;
+    if (has_one_connection()) return;
     delay<<<2 * static_cast<unsigned>(multiprocessors), 1024, 0, busy>>>(1000000000);
     check_launch("delay");
   };
@@ -360,7 +340,7 @@ std::string release(Rank& site, const Options& options) {
   return "longest " + us(1000 * longest);
 }
 /// The same for calls, which count: the text names the signal.
-std::string release_of_calls(Rank& site, const Options&) {
+std::string release_of_calls(Rank& site) {
   MappedPeers peers = site.open(0, 3);
   const CudaStream s;
   const int other = 1 - site.rank;
@@ -385,10 +365,6 @@ std::string release_of_calls(Rank& site, const Options&) {
   throw std::runtime_error("a wait for a signal that never came returned");
 }
 
-struct Case {
-  const char* name;
-  std::string (*run)(Rank&, const Options&);
-};
 constexpr Case cases[] = {
     {"credits, random streams", credits_on_random_streams},
     {"graph replays, one stream", replays_on_one_stream},
@@ -400,101 +376,8 @@ constexpr Case cases[] = {
     {"release", release},
 };
 
-void load_kernels() {
-  for (const void* kernel : {(const void*)delay, (const void*)random_delay, (const void*)fill, (const void*)compare,
-                             (const void*)store_and_meet}) {
-    cudaFuncAttributes loaded;
-    check_cuda(cudaFuncGetAttributes(&loaded, kernel), "cudaFuncGetAttributes");
-  }
-}
-
-void run_rank(Link& link, int rank, const Options& options) {
-  const auto end_process = [rank](const std::string& text) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, text.c_str());
-    std::_Exit(1);
-  };
-  const char* name = "setup";
-  try {
-    std::optional<testing_support::Watchdog> watchdog(std::in_place, name, case_limit, end_process);
-    Rank site(link, rank);
-    load_kernels();
-    link.meet();  // nobody loads while a peer may wait
-    for (const Case& c : cases) {
-      name = c.name;
-      watchdog.emplace(name, case_limit, end_process);
-      link.meet();
-      const std::string result = c.run(site, options);
-      link.meet();  // both are right
-      if (rank == 0) std::printf("%-26s %-28s %s\n", options.name().c_str(), c.name, result.c_str());
-    }
-  } catch (const std::exception& e) {
-    end_process(std::string(name) + ": " + e.what());
-  }
-}
-
-int run_threads(const Options& options) {
-  ThreadPair pair;
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      ThreadLink link(pair);
-      run_rank(link, r, options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return 0;
-}
-int run_processes(const Options& options) {
-  int sockets[2];
-  require(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "socketpair failed");
-  const pid_t child = fork();  // before any call of CUDA
-  require(child >= 0, "fork failed");
-  close(sockets[child == 0 ? 0 : 1]);
-  ProcessLink link(sockets[child == 0 ? 1 : 0]);
-  const int rank = child == 0 ? 1 : 0;
-  if (pleat::cuda_device_count() < ranks) return 77;
-  run_rank(link, rank, options);
-  if (child == 0) return 0;
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-}
-
-/// Runs this program again with an option for each way, one after the other; the worst exit code.
-int run_all(const char* program) {
-  int worst = 0;
-  for (const char* way : {"threads", "processes", "threads-one-connection", "processes-one-connection"}) {
-    const pid_t child = fork();
-    require(child >= 0, "fork failed");
-    if (child == 0) {
-      execl(program, program, way, static_cast<char*>(nullptr));
-      std::_Exit(127);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    if (code == 77) {
-      std::printf("skipped: fewer than two GPUs\n");
-      return 77;
-    }
-    if (code != 0) {
-      std::printf("%s: exit code %d\n", way, code);
-      worst = 1;
-    }
-  }
-  std::printf(worst == 0 ? "all passed\n" : "FAILED\n");
-  return worst;
-}
-
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const std::string way = argc > 1 ? argv[1] : "";
-  if (way.empty()) return run_all("/proc/self/exe");
-  const Options options{.processes = way.starts_with("processes"), .one_connection = way.ends_with("-one-connection")};
-  if (options.one_connection) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  if (options.processes) return run_processes(options);
-  return pleat::cuda_device_count() < ranks ? 77 : run_threads(options);
+int main() {
+  return run_all(cases);
 }

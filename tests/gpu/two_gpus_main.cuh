@@ -19,14 +19,21 @@ namespace two_gpus {
 
 struct Way {
   const char* name;
-  bool is_processes, has_one_connection;
+  bool is_processes;
+  bool has_one_connection = false;
+  bool loads_lazily = false;
 };
-inline constexpr Way ways[] = {
-    {"threads", false, false},
-    {"processes", true, false},
+inline constexpr Way all_ways[] = {
+    {"threads", false},
+    {"processes", true},
     {"threads, one connection", false, true},
     {"processes, one connection", true, true},
 };
+
+/// In a way whose streams share one hardware queue.
+inline bool has_one_connection() {
+  return std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr;
+}
 
 /// A case returns what its line of the table says, and throws when something is wrong.
 struct Case {
@@ -59,9 +66,10 @@ inline void run_rank(Link& link, int rank, const Way& way, std::span<const Case>
 
 /// In a process that has made no call of CUDA.
 inline int run_way(const Way& way, std::span<const Case> cases) {
-  // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  if (way.has_one_connection) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  // The kernels of a test are not preloaded: one that is loaded at its first launch may wait for the device, and so for
+  // a peer.
+  setenv("CUDA_MODULE_LOADING", way.loads_lazily ? "LAZY" : "EAGER", 1);
+  way.has_one_connection ? setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1) : unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (!way.is_processes) {
     if (pleat::cuda_device_count() < ranks) return 77;
     ThreadPair pair;
@@ -90,7 +98,7 @@ inline int run_way(const Way& way, std::span<const Case> cases) {
 }
 
 /// The exit code of the program.
-inline int run_all(std::span<const Case> cases) {
+inline int run_all(std::span<const Case> cases, std::span<const Way> ways = all_ways) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   int worst = 0;
   for (const Way& way : ways) {
