@@ -18,6 +18,8 @@
 #include <conformance/splits.hpp>
 #include <conformance/sums.hpp>
 
+#include <pleat/nccl/run_process.hpp>
+
 #include "nccl_failures.cuh"
 #include "nccl_runner.hpp"
 
@@ -255,6 +257,23 @@ void process_unwinds() {
   require(seen.find("pleat[C02]: rank 1 failed after") == 0, "rank 0 saw `", seen, "`");
 }
 
+/// The text of what a rank throws reaches the others.
+void process_run_throws() {
+  const bool is_failing = pleat::LauncherEnvironment::from_process().rank == 1;
+  std::string seen = "nothing";
+  try {
+    pleat::run_nccl_process([&](NcclComm& world) {
+      healthy(world);
+      if (is_failing) throw conformance::Boom("boom 17");
+      healthy(world);
+    });
+  } catch (const std::exception& e) {
+    seen = e.what();
+  }
+  const std::string start = is_failing ? "boom 17" : "pleat[C02]: rank 1 failed after all_to_all (boom 17)";
+  require(seen.find(start) == 0, "rank ", is_failing ? 1 : 0, " saw `", seen, "`");
+}
+
 /// What ranks do whose jobs go well.
 void operations(NcclComm& world) {
   const auto part = [&](const char* name, void (*f)(NcclComm&)) {
@@ -287,6 +306,7 @@ std::vector<Case> cases() {
   with_deadlines("threads: borrowed, given up", false, borrowed_is_not_aborted, 30);
   with_deadlines("threads: failures return memory", false, failures_return_memory, 120);
   with_deadlines("processes: an exception unwinds", true, process_unwinds, 30);
+  with_deadlines("processes: a run throws", true, process_run_throws, 30);
   for (const std::string& name : killed_in()) {
     with_deadlines(
         "processes: killed in " + name, true, [name] { process_killed(name); }, 30, killed_rank);

@@ -53,6 +53,8 @@ def allowed_from(parts):
     area = parts[0]
     if parts == ("pleat.hpp",):  # the umbrella of the umbrellas
         return [f"{name}.hpp" for name in ARROWS if name not in BACKENDS + ["detail"]] + list(ARROWS)
+    if parts[0].removesuffix(".hpp") in BACKENDS:  # the umbrella of a backend: all of the host part, and the backend
+        return [*allowed_from(("pleat.hpp",)), "pleat.hpp", parts[0].removesuffix(".hpp")]
     if len(parts) == 1:  # an umbrella
         return [name for name in ARROWS if name not in BACKENDS + ["detail"]]
     leaf = parts[1] if len(parts) > 2 and parts[1] in ("host", "cuda") else None
@@ -70,7 +72,7 @@ def check_header(header, house):
         yield f"{where}: {len(lines)} lines, more than {MAX_LINES}"
     if len(parts) > 1 and parts[0] not in ARROWS:
         yield f"{where}: the house has no folder {parts[0]}/"
-    in_backend = any(part in BACKENDS for part in parts[:-1])
+    in_backend = any(part.removesuffix(".hpp") in BACKENDS for part in (*parts[:-1], parts[0]))
     is_schedule = len(parts) == 2 and parts[0] in SCHEDULES
 
     for quote, target in includes(header):

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <pleat/core/block.hpp>
+#include <pleat/core/buffer.hpp>
 #include <pleat/cuda/check.hpp>
 
 namespace pleat::inline v0 {
@@ -56,6 +57,11 @@ class OwnedBlock {
 
 /// Memory of the device that is current at construction; contents are undefined. Errors: C20.
 using CudaBuffer = detail::OwnedBlock<detail::cuda_allocate, detail::cuda_release>;
+template <>
+struct detail::BufferFor<cuda_device> {
+  using type = CudaBuffer;
+};
+
 /// Page-locked host memory. Errors: C20.
 using PinnedBuffer = detail::OwnedBlock<detail::pinned_allocate, detail::pinned_release>;
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include <pleat/core/block.hpp>
+#include <pleat/core/buffer.hpp>
 #include <pleat/core/carve.hpp>
 
 namespace pleat::inline v0 {
@@ -29,6 +30,11 @@ class HostBuffer {
   };
   std::unique_ptr<std::byte, Delete> data_;
   std::size_t size_bytes_ = 0;
+};
+
+template <>
+struct detail::BufferFor<host_device> {
+  using type = HostBuffer;
 };
 
 }  // namespace pleat::inline v0
