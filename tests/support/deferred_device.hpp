@@ -70,11 +70,16 @@ class DeferredExecutor {
   void zero(void* out, std::size_t bytes, stream_type s) const {
     s.run([=, this] { host_.zero(out, bytes, {}); });
   }
+  /// Asking is what lets a stream go on: one piece of work per question.
+  bool is_idle(stream_type s) const {
+    if (s.queue != nullptr && !s.queue->empty() && s.queue->front()()) s.queue->pop_front();
+    return s.queue == nullptr || s.queue->empty();
+  }
 
  private:
   pleat::HostExecutor host_;
 };
-static_assert(pleat::executor<DeferredExecutor>);
+static_assert(pleat::polling_executor<DeferredExecutor>);
 
 /// Has a rank and a size only: for schedules on the peer path.
 class DeferredComm {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <thread>
 
 #include <pleat/comm/communicator.hpp>
 #include <pleat/core/executor.hpp>
@@ -19,12 +20,13 @@ class GroupComm {
   using device_type = typename Comm::device_type;
   using stream_type = typename Comm::stream_type;
 
-  /// The group of one rank, `world_rank`.
-  explicit GroupComm(int world_rank = 0) : ranks_{world_rank, {}} {}
+  /// The group of one rank, `world_rank`. It waits as `waits_with` does: its stream may hold work of other groups.
+  explicit GroupComm(int world_rank = 0, Comm* waits_with = nullptr)
+      : waits_with_(waits_with), ranks_{world_rank, {}} {}
   /// All of `comm`, whose ranks are `ranks` of the world (by default its own numbers: `comm` is the world).
   GroupComm(Comm& comm) : GroupComm(comm, GroupShape{}.append(1, comm.size()).of(0)) {}  // NOLINT: a handle on purpose
   GroupComm(Comm& comm, const Group& ranks)
-      : comm_(comm.size() == 1 ? nullptr : &comm), rank_(comm.rank()), ranks_(ranks) {}
+      : comm_(comm.size() == 1 ? nullptr : &comm), waits_with_(&comm), rank_(comm.rank()), ranks_(ranks) {}
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return ranks_.size(); }
@@ -69,6 +71,15 @@ class GroupComm {
   void barrier(stream_type s) const {
     if (comm_) comm_->barrier(s);
   }
+  /// Waits on the host until the work on `s` is done, with the communicator's deadline and failure rules; a group of
+  /// one that was given none to wait with asks the executor until the stream is idle. Errors: comm_error.
+  void wait(stream_type s) const {
+    if (waits_with_) return waits_with_->wait(s);
+    const executor_for<device_type> executor;
+    if constexpr (polling_executor<executor_for<device_type>>) {
+      while (!executor.is_idle(s)) std::this_thread::yield();
+    }
+  }
 
  private:
   static void require(bool is_right, const char* operation) {
@@ -82,6 +93,7 @@ class GroupComm {
   }
 
   Comm* comm_ = nullptr;
+  Comm* waits_with_ = nullptr;
   int rank_ = 0;
   Group ranks_;
 };

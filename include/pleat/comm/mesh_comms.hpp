@@ -41,7 +41,7 @@ class MeshComms {
     return plan_communicators(mesh, world.rank(), lanes);
   }
   GroupComm<Comm> handle(int i) const {
-    if (i < 0) return GroupComm<Comm>(world_->rank());
+    if (i < 0) return GroupComm<Comm>(world_->rank(), world_);
     return {comms_[static_cast<std::size_t>(i)], plan_[i].group};
   }
 

@@ -36,7 +36,7 @@ constexpr void append_to(Message& message, DType dtype) {
   message.append(name_of(dtype));
 }
 
-constexpr std::size_t size_bytes(DType dtype) {
+PLEAT_HD constexpr std::size_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::f64:
     case DType::i64:
@@ -85,7 +85,7 @@ inline constexpr DType dtype_of = detail::DTypeOf<std::remove_cv_t<T>>::value;
 /// The type sums over `T` are kept in: double for double, float for all others.
 template <class T>
 using accumulator_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
-constexpr DType accumulator(DType dtype) {
+PLEAT_HD constexpr DType accumulator(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 

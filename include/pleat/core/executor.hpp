@@ -12,7 +12,8 @@ namespace pleat::inline v0 {
 /// What a schedule does on a device. Copies and zeroing are ordered on the stream; `make_event` runs at bind only.
 /// `device()`: where the tensors lie that a schedule makes, the rank's own device.
 /// `copy(dst, src, bytes, s)`; `copy_2d(dst, dst_pitch, src, src_pitch, width, height, s)`, all in bytes; `zero(dst,
-/// bytes, s)`. Regions must not overlap. Zero bytes do nothing, whatever the pointers.
+/// bytes, s)`. Memory, the host's too, is read when the stream gets there and must live until then. Regions must not
+/// overlap. Zero bytes do nothing, whatever the pointers.
 template <class E>
 concept executor = requires(const E& e, typename E::stream_type s, typename E::event_type& event, void* out,
                             const void* in, std::size_t n) {

@@ -28,17 +28,18 @@ class CollectiveRows {
         tables_(plan.carve_collective_tables(persistent)),
         pinned_(plan.carve_pinned(pinned)),
         send_bytes_(static_cast<std::size_t>(plan.ranks)),
-        recv_bytes_(static_cast<std::size_t>(plan.ranks)) {
-    const auto n = static_cast<std::size_t>(plan.ranks);
-    const std::vector<std::byte*> outgoing(n, buffers_.outgoing), incoming(n, buffers_.incoming);
-    executor.copy(tables_.outgoing, outgoing.data(), n * sizeof(std::byte*), s);
-    executor.copy(tables_.incoming, incoming.data(), n * sizeof(std::byte*), s);
+        recv_bytes_(static_cast<std::size_t>(plan.ranks)),
+        outgoing_(static_cast<std::size_t>(plan.ranks), buffers_.outgoing),
+        incoming_(static_cast<std::size_t>(plan.ranks), buffers_.incoming) {
+    executor.copy(tables_.outgoing, outgoing_.data(), outgoing_.size() * sizeof(std::byte*), s);
+    executor.copy(tables_.incoming, incoming_.data(), incoming_.size() * sizeof(std::byte*), s);
   }
 
   RowTable open(RowKind kind, DispatchSaved& saved, Stream s) {
     DispatchRecord& r = saved.record;
     if (kind == RowKind::token) leaf::sum_before(plan_.ranks, r.send_counts, r.send_first, s);
-    return {tables_.outgoing, way_of(kind) == Way::to_experts ? r.send_first : r.recv_first, plan_.format(kind)};
+    const std::int64_t* first = way_of(kind) == Way::to_experts ? r.send_first : r.recv_first;
+    return {.base = tables_.outgoing, .first = first, .format = plan_.format(kind)};
   }
 
   RowTable deliver(RowKind kind, DispatchSaved& saved, Stream s) {
@@ -53,7 +54,9 @@ class CollectiveRows {
       recv_bytes_[static_cast<std::size_t>(p)] = static_cast<std::size_t>(received[p]) * format.row_bytes;
     }
     comm_.all_to_all_v(buffers_.outgoing, send_bytes_, buffers_.incoming, recv_bytes_, DType::u8, s);
-    return {tables_.incoming, way_of(kind) == Way::to_experts ? r.recv_first : r.send_first, format};
+    if (kind == RowKind::result && plan_.may_drop()) comm_.all_gather(r.dropped, r.all_dropped, 1, DType::i64, s);
+    const std::int64_t* first = way_of(kind) == Way::to_experts ? r.recv_first : r.send_first;
+    return {.base = tables_.incoming, .first = first, .format = format};
   }
 
   void release(RowKind, Stream) {}
@@ -66,7 +69,7 @@ class CollectiveRows {
     leaf::sum_before(plan_.ranks, r.recv_counts, r.recv_first, s);
     executor_.copy(pinned_, r.send_counts, bytes, s);
     executor_.copy(pinned_ + plan_.ranks, r.recv_counts, bytes, s);
-    if (comm_.comm() != nullptr) comm_.comm()->wait(s);
+    comm_.wait(s);
     for (std::size_t i = 0; i < saved.host_counts.size(); ++i) {
       saved.host_counts[i] = std::max<std::int64_t>(pinned_[i], 0);  // a rank with too many tokens sends none
     }
@@ -80,6 +83,7 @@ class CollectiveRows {
   std::int64_t* pinned_;
   std::vector<std::size_t> send_bytes_;
   std::vector<std::size_t> recv_bytes_;
+  std::vector<std::byte*> outgoing_, incoming_;  // copied from here in the order of a stream
 };
 
 }  // namespace pleat::inline v0::moe

@@ -26,7 +26,9 @@ struct ExpertRows {
 /// ascending expert, then rank order, so the same inputs give the same bits, with either transport.
 ///
 /// A rank that has more than max_tokens sends no row but says so: its outputs are zero, and `check` throws E08 on every
-/// rank of the group. Errors of all calls: shape_error T07, E01; comm_error of the communicator.
+/// rank of the group. What DispatchOptions::overflow drops adds 0 to its token's sum and gets no gradient, on every
+/// rank alike whatever the timing: of equal weights the later goes, in the order (source rank, token, expert); `status`
+/// counts it once `combine` has run. Errors of all calls: shape_error T07, E01; comm_error of the communicator.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 class Dispatch {
  public:
@@ -38,15 +40,8 @@ class Dispatch {
   /// See `bind`.
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
            Stream s)
-      : plan_(plan),
-        executor_(executor),
-        ep_(ep),
-        persistent_(memory.persistent),
-        status_(plan.carve_status(persistent_)),
-        rows_(make_rows(memory, s)) {
-    preload_leaves<leaf>();
-    executor_.zero(status_, sizeof(DispatchStatus), s);
-  }
+      : Dispatch(checked(plan, ep, memory), executor, ep, memory.arena, Carver(memory.scratch),
+                 Carver(memory.persistent), Carver(memory.pinned_host), s) {}
   const DispatchPlan& plan() const { return plan_; }
 
   /// x [tokens, hidden] dtype, ids [tokens, k] i32, weights [tokens, k] acc -> the rows of this rank's experts, which
@@ -59,16 +54,16 @@ class Dispatch {
     const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {in.extent(0), plan_.shape.k});
     const Stream s = streams.compute;
     saved.tokens = in.extent(0);
-    saved.planned_tokens = saved.tokens > plan_.shape.max_tokens ? 0 : saved.tokens;
+    saved.planned_tokens = plan_.planned(saved.tokens);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
-    leaf::plan_sends(plan_, saved.tokens, chosen_ids, saved.record, status_, s);
+    leaf::plan_sends(plan_, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
     exchange(
         RowKind::token, saved, s,
         [&](const RowTable& out) {
           leaf::pack(plan_, saved.planned_tokens, in.data(), chosen_ids, w.data(), saved.record, out, s);
         },
         [&](const RowTable& rows) {
-          leaf::plan_rows(plan_, ep_.rank(), rows, saved.record, status_, s);
+          leaf::plan_rows(plan_, ep_.rank(), rows, saved.record, scratch_, status_, s);
           leaf::expand(plan_, rows, saved.record, s);
         });
     return rows(saved);
@@ -92,7 +87,7 @@ class Dispatch {
         RowKind::result, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
         [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), nullptr, s);
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), nullptr, status_, s);
         });
     zero_unplanned(result, saved, s);
   }
@@ -127,28 +122,53 @@ class Dispatch {
         RowKind::token_gradient, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
         [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), dw.data(), s);
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), dw.data(), nullptr, s);
         });
     zero_unplanned(result, saved, s);
   }
 
   /// Device memory, for a step that reduces it with its gradient norm.
   const DispatchStatus* status() const { return status_; }
-  /// Reads the status: waits for the work on `streams.compute`. Errors: shape_error E08, on every rank of the group
-  /// alike.
+  /// Reads the status: waits for the work on `streams.compute`. Errors: shape_error E08, and E10 with Overflow::error,
+  /// on every rank of the group alike.
   DispatchStatus check(const Streams<Stream>& streams) const {
     DispatchStatus now;
     executor_.copy(&now, status_, sizeof(now), streams.compute);
-    if (ep_.comm() != nullptr) ep_.comm()->wait(streams.compute);
+    ep_.wait(streams.compute);
     if (now.poisoned_rank != 0) {
       fail<shape_error>("pleat[E08]: rank ", ep_.ranks()[static_cast<int>(now.poisoned_rank) - 1], " of the ep group ",
                         ep_.ranks(), " had ", now.poisoned_tokens,
                         " tokens, more than max_tokens=", plan_.shape.max_tokens, "; plan with a larger max_tokens");
     }
+    if (plan_.options.overflow == Overflow::error && now.overflow_rank != 0) {
+      fail<shape_error>("pleat[E10]: rank ", ep_.ranks()[static_cast<int>(now.overflow_rank) - 1], " of the ep group ",
+                        ep_.ranks(), " got ", now.overflow_rows, " rows more than max_rows=", plan_.options.max_rows,
+                        "; plan with a larger max_rows, or with overflow=drop_lowest");
+    }
     return now;
   }
 
  private:
+  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, Arena* arena, Carver scratch,
+           Carver persistent, Carver pinned, Stream s)
+      : plan_(plan),
+        executor_(executor),
+        ep_(ep),
+        scratch_(plan.carve_plan_scratch(scratch)),
+        status_(plan.carve_status(persistent)),
+        rows_(make_rows(arena, scratch, persistent, pinned, s)) {
+    preload_leaves<leaf>();
+    executor_.zero(status_, sizeof(DispatchStatus), s);
+  }
+  static const DispatchPlan& checked(const DispatchPlan& plan, const GroupComm<Comm>& ep, const Memory<Arena>& memory) {
+    check_group(ep.size(), plan.ranks);
+    if (plan.options.transport == Transport::peer && memory.arena == nullptr) {
+      fail<comm_error>(
+          "pleat[E09]: transport=peer needs a symmetric arena; give Memory one, or plan transport=collective");
+    }
+    return plan;
+  }
+
   /// One transfer: `write` the rows I send, then `read` those that came.
   template <class Write, class Read>
   void exchange(RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
@@ -177,25 +197,19 @@ class Dispatch {
 
   using Peers = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
   using Rows = std::variant<PeerRows<Executor, Peers>, CollectiveRows<Executor, Comm>>;
-  Rows make_rows(const Memory<Arena>& memory, Stream s) {
-    check_group(ep_.size(), plan_.ranks);
+  Rows make_rows(Arena* arena, Carver& scratch, Carver& persistent, Carver& pinned, Stream s) {
     if (plan_.options.transport == Transport::collective) {
-      Carver scratch(memory.scratch), pinned(memory.pinned_host);
-      return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent_, pinned, s);
-    }
-    if (memory.arena == nullptr) {
-      fail<comm_error>(
-          "pleat[E09]: transport=peer needs a symmetric arena; give Memory one, or plan transport=collective");
+      return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent, pinned, s);
     }
     using PeerTransport = PeerRows<Executor, Peers>;
-    Peers peers = memory.arena->open(ep_.ranks(), plan_.footprint().symmetric, PeerTransport::channels);
-    return PeerTransport(plan_, executor_, std::move(peers), persistent_, s);
+    Peers peers = arena->open(ep_.ranks(), plan_.footprint().symmetric, PeerTransport::channels);
+    return PeerTransport(plan_, executor_, std::move(peers), persistent, s);
   }
 
   DispatchPlan plan_;
   Executor executor_;
   GroupComm<Comm> ep_;
-  Carver persistent_;
+  PlanScratch scratch_;
   DispatchStatus* status_;
   Rows rows_;
 };

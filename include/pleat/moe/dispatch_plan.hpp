@@ -1,7 +1,6 @@
-// The plan of dispatch and combine: sizes for the worst routing, and what a micro-batch saves for its backward pass.
+// The plan of dispatch and combine: sizes for the worst routing or a chosen capacity, and where everything lies.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include <pleat/comm/peer_access.hpp>
@@ -9,6 +8,7 @@
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/mesh/model_checks.hpp>
+#include <pleat/moe/dispatch_record.hpp>
 #include <pleat/moe/operand.hpp>
 #include <pleat/moe/row_table.hpp>
 
@@ -23,63 +23,25 @@ struct DispatchShape {
   DType dtype = DType::f32;
 };
 
+/// What happens when more rows come for a rank's experts than it has room for.
+enum class Overflow : unsigned char {
+  worst_case,   ///< it cannot: there is room for every routing
+  error,        ///< as drop_lowest until `check` throws E10, on every rank of the group
+  drop_lowest,  ///< entries of the smallest weight are dropped: they add 0, have no gradient, and are counted
+};
+constexpr const char* name_of(Overflow overflow) {
+  return overflow == Overflow::worst_case ? "worst_case" : overflow == Overflow::error ? "error" : "drop_lowest";
+}
+
 struct DispatchOptions {
   Transport transport = Transport::peer;
   /// An expert's rows start at multiples of this; rows between are zero. 1 where no kernel wants more.
   std::int64_t row_alignment = 128;
-};
-
-/// A row that was sent: to which rank of the group, and which of the rows this rank sends there.
-struct SentRow {
-  std::int32_t rank;
-  std::int32_t slot;
-};
-
-/// What the forward pass of one micro-batch leaves behind: device arrays of a saved block. Rows that came from another
-/// rank are numbered source * max_tokens + slot; `max_sends` and `max_entries` are the plan's.
-struct DispatchRecord {
-  SentRow* sent;               // [max_tokens, max_sends], ascending rank; rank -1 ends a token's list
-  std::int64_t* send_counts;   // [ranks] rows to each rank; minus the tokens where they are too many
-  std::int64_t* send_first;    // [ranks] their sums before each rank (collective transport)
-  std::int64_t* recv_counts;   // [ranks] rows from each rank
-  std::int64_t* recv_first;    // [ranks]
-  std::int64_t* entry_rows;    // [ranks * max_tokens, max_entries] expert-major rows, ascending expert; -1 ends a list
-  std::int32_t* entry_choice;  // the same shape: which of the token's k choices
-  void* entry_weights;         // the same shape, acc
-  void* entry_dweights;        // the same shape, acc: written by combine_backward
-  std::int64_t* offsets;       // [experts_local + 1] where each expert's rows start
-  std::int64_t* ends;          // [experts_local] where they end and pad rows begin
-  std::byte* rows;             // [capacity_rows, hidden] dtype
-};
-
-/// What a bound operation reports, sticky until it is bound again: device memory.
-struct DispatchStatus {
-  std::int64_t poisoned_rank = 0;     ///< 1 + the first rank of the group that had too many tokens, 0 for none
-  std::int64_t poisoned_tokens = 0;   ///< how many it had
-  std::int64_t unrouted_choices = 0;  ///< ids of this rank's tokens that were no expert, or twice in a token
-};
-
-/// Peer transport: a rank's symmetric range.
-struct DispatchWindow {
-  std::int64_t* counts;  // [ranks] rows of each source
-  std::byte* rows[2];    // by Way: [ranks, max_tokens] rows
-};
-/// Peer transport: device tables behind its RowTables.
-struct PeerRowTables {
-  std::byte** outgoing[2];       // by Way: [ranks] windows of the peers
-  std::byte** incoming[2];       // by Way: [ranks] my window
-  std::int64_t* outgoing_first;  // [ranks] where my rows start in a peer's window
-  std::int64_t* incoming_first;  // [ranks] where a peer's rows start in mine
-};
-/// Collective transport: packed rows in rank order, one pair of buffers for both ways.
-struct DispatchBuffers {
-  std::byte* outgoing;
-  std::byte* incoming;
-};
-/// Collective transport: device tables behind its RowTables.
-struct CollectiveRowTables {
-  std::byte** outgoing;  // [ranks] the one buffer
-  std::byte** incoming;  // [ranks]
+  Overflow overflow = Overflow::worst_case;
+  /// Most rows, one per (token, expert), that a rank's experts work on; 0 with Overflow::worst_case.
+  std::int64_t max_rows = 0;
+  /// Bounds the multiprocessors that move rows, for what runs beside them; 0: as many as are free.
+  int max_ctas = 0;
 };
 
 struct DispatchPlan {
@@ -87,33 +49,43 @@ struct DispatchPlan {
   DispatchOptions options;
   int ranks = 1;
 
-  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
-  constexpr int experts_local() const { return shape.experts / ranks; }
-  constexpr int max_sends() const { return std::min(shape.k, ranks); }
-  constexpr int max_entries() const { return std::min(shape.k, experts_local()); }
-  constexpr std::int64_t max_received() const { return ranks * shape.max_tokens; }
-  /// Expert-major rows in the worst routing: pad rows included.
-  constexpr std::int64_t capacity_rows() const {
+  PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  PLEAT_HD constexpr int experts_local() const { return shape.experts / ranks; }
+  PLEAT_HD constexpr int max_sends() const { return shape.k < ranks ? shape.k : ranks; }
+  PLEAT_HD constexpr int max_entries() const { return shape.k < experts_local() ? shape.k : experts_local(); }
+  PLEAT_HD constexpr std::int64_t max_received() const { return ranks * shape.max_tokens; }
+  /// Rows of the worst routing.
+  PLEAT_HD constexpr std::int64_t worst_rows() const { return max_received() * max_entries(); }
+  PLEAT_HD constexpr bool may_drop() const { return options.overflow != Overflow::worst_case; }
+  PLEAT_HD constexpr std::int64_t max_rows() const { return may_drop() ? options.max_rows : worst_rows(); }
+  /// Expert-major rows that there is room for: pad rows included.
+  PLEAT_HD constexpr std::int64_t capacity_rows() const {
     const std::int64_t a = options.row_alignment;
-    const std::int64_t rows = max_received() * max_entries() + (a - 1) * experts_local();
+    const std::int64_t rows = max_rows() + (a - 1) * experts_local();
     return (rows + a - 1) / a * a;
   }
+  /// Of a call with so many tokens: those that are sent; none where they are too many.
+  PLEAT_HD constexpr std::int64_t planned(std::int64_t tokens) const { return tokens > shape.max_tokens ? 0 : tokens; }
+  /// Plans count rows in blocks of so many tokens, or rows of one source.
+  static constexpr int tokens_per_block = 256;
+  PLEAT_HD constexpr std::int64_t token_blocks() const {
+    return (shape.max_tokens + tokens_per_block - 1) / tokens_per_block;
+  }
 
-  constexpr RowFormat format(RowKind kind) const {
-    const auto rounded = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
+  PLEAT_HD constexpr RowFormat format(RowKind kind) const {
     const std::size_t acc_bytes = size_bytes(accumulator()) * static_cast<std::size_t>(shape.k);
     const std::size_t header = kind == RowKind::token            ? ids_offset_bytes() + 4 * std::size_t(shape.k) + 4
                                : kind == RowKind::token_gradient ? acc_bytes
                                                                  : 0;
     const std::size_t payload = static_cast<std::size_t>(shape.hidden) * size_bytes(shape.dtype);
-    return {rounded(header), rounded(header) + rounded(payload)};
+    return {rounded16(header), rounded16(header) + rounded16(payload)};
   }
   /// In the header of a token's row: weights at 0, ids here, the token's number after them.
-  constexpr std::size_t ids_offset_bytes() const {
+  PLEAT_HD constexpr std::size_t ids_offset_bytes() const {
     return size_bytes(accumulator()) * static_cast<std::size_t>(shape.k);
   }
   /// Bytes of the longest row that goes this way.
-  constexpr std::size_t row_bytes(Way way) const {
+  PLEAT_HD constexpr std::size_t row_bytes(Way way) const {
     return way == Way::to_experts ? format(RowKind::token).row_bytes : format(RowKind::token_gradient).row_bytes;
   }
 
@@ -134,13 +106,20 @@ struct DispatchPlan {
     r.entry_dweights = memory.take_bytes(entries * acc_bytes);
     r.offsets = memory.take<std::int64_t>(local + 1);
     r.ends = memory.take<std::int64_t>(local);
+    r.dropped = memory.take<std::int64_t>(1);
+    r.all_dropped = memory.take<std::int64_t>(n);
     r.rows = memory.take_bytes(static_cast<std::size_t>(capacity_rows() * shape.hidden) * size_bytes(shape.dtype));
     return r;
   }
+  PlanScratch carve_plan_scratch(Carver& memory) const {
+    auto* counts = memory.take<std::int32_t>(static_cast<std::size_t>(ranks * token_blocks() * experts_local()));
+    return {counts, memory.take<std::uint64_t>(2)};
+  }
   DispatchStatus* carve_status(Carver& memory) const { return memory.take<DispatchStatus>(1); }
   DispatchWindow carve_window(Carver& memory) const {
-    DispatchWindow window{memory.take<std::int64_t>(static_cast<std::size_t>(ranks)), {}};
+    DispatchWindow window{};
     for (const Way way : {Way::to_experts, Way::to_sources}) {
+      window.counts[static_cast<int>(way)] = memory.take<std::int64_t>(static_cast<std::size_t>(ranks));
       window.rows[static_cast<int>(way)] = memory.take_bytes(static_cast<std::size_t>(max_received()) * row_bytes(way));
     }
     return window;
@@ -150,6 +129,8 @@ struct DispatchPlan {
     PeerRowTables tables{};
     for (auto& way : tables.outgoing) way = memory.take<std::byte*>(n);
     for (auto& way : tables.incoming) way = memory.take<std::byte*>(n);
+    for (auto& way : tables.outgoing_counts) way = memory.take<std::int64_t*>(n);
+    for (auto& way : tables.incoming_counts) way = memory.take<std::int64_t*>(n);
     tables.outgoing_first = memory.take<std::int64_t>(n);
     tables.incoming_first = memory.take<std::int64_t>(n);
     return tables;
@@ -158,8 +139,9 @@ struct DispatchPlan {
     const auto sent = static_cast<std::size_t>(shape.max_tokens * max_sends());
     const auto received = static_cast<std::size_t>(max_received());
     const std::size_t there = row_bytes(Way::to_experts), back = row_bytes(Way::to_sources);
-    std::byte* outgoing = memory.take_bytes(std::max(sent * there, received * back));
-    return {outgoing, memory.take_bytes(std::max(received * there, sent * back))};
+    const auto longer = [](std::size_t a, std::size_t b) { return a > b ? a : b; };
+    std::byte* outgoing = memory.take_bytes(longer(sent * there, received * back));
+    return {outgoing, memory.take_bytes(longer(received * there, sent * back))};
   }
   CollectiveRowTables carve_collective_tables(Carver& memory) const {
     std::byte** outgoing = memory.take<std::byte*>(static_cast<std::size_t>(ranks));
@@ -173,6 +155,7 @@ struct DispatchPlan {
   Footprint footprint() const {
     Carver scratch, saved, symmetric, persistent, pinned;
     carve_saved(saved);
+    carve_plan_scratch(scratch);
     carve_status(persistent);
     if (options.transport == Transport::peer) {
       carve_window(symmetric);
@@ -188,6 +171,9 @@ struct DispatchPlan {
             .persistent = persistent.used_bytes(),
             .pinned_host = pinned.used_bytes()};
   }
+
+ private:
+  PLEAT_HD static constexpr std::size_t rounded16(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 };
 
 /// The saved state of one live micro-batch: give it to `dispatch`, and to every later call of the same micro-batch. It
@@ -200,6 +186,9 @@ class DispatchSaved {
     record = plan.carve_saved(carver);
   }
 
+  /// Whether the call had too many tokens.
+  bool is_refused() const { return planned_tokens != tokens; }
+
   DispatchRecord record;
   std::int64_t tokens = 0;                // of the call
   std::int64_t planned_tokens = 0;        // 0 when they were too many
@@ -207,7 +196,7 @@ class DispatchSaved {
 };
 
 /// Plans for groups of `ranks` ranks. Errors: mesh_error M06 when ranks does not divide experts, shape_error E02 for k,
-/// E07 for sizes.
+/// E07 for sizes, E12 for max_rows.
 inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOptions& options = {}) {
   check_choice(shape.experts, shape.k);
   experts_per_rank(ranks, shape.experts, shape.experts);  // any divisor of the experts may be a group's size
@@ -215,7 +204,14 @@ inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOp
     fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
                       " row_alignment=", options.row_alignment, " must each be at least 1, max_tokens below 2^31");
   }
-  return {shape, options, ranks};
+  const DispatchPlan plan{shape, options, ranks};
+  const bool fits =
+      plan.may_drop() ? options.max_rows >= 1 && options.max_rows <= plan.worst_rows() : options.max_rows == 0;
+  if (!fits) {
+    fail<shape_error>("pleat[E12]: max_rows=", options.max_rows, " with overflow=", name_of(options.overflow),
+                      "; valid: 0 with worst_case, else 1 .. ", plan.worst_rows());
+  }
+  return plan;
 }
 
 }  // namespace pleat::inline v0::moe

@@ -146,9 +146,9 @@ class Layer {
     const std::int64_t tokens = in.extent(0);
     const LayerRecord& r = saved.record;
     // Too many tokens are not routed: the arrays have no room for them, and dispatch reads none.
-    const bool fits = tokens <= plan_.dispatch.shape.max_tokens;
-    name_choice(saved, fits ? tokens : 0, in.device());
-    if (fits) route(streams, logits, saved, choice);
+    const std::int64_t planned = plan_.dispatch.planned(tokens);
+    name_choice(saved, planned, in.device());
+    if (planned == tokens) route(streams, logits, saved, choice);
     const ExpertRows rows =
         dispatch_.dispatch(streams, in, choice_array(r.ids, DType::i32, tokens, in.device()),
                            choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
@@ -174,7 +174,7 @@ class Layer {
     dispatch_.combine_backward(streams, dy, out, saved.dispatch, drows);
     experts_.backward(streams, drows, rows.rows, rows.offsets, weights, saved.experts, drows, dweights, accumulate);
     dispatch_.dispatch_backward(streams, drows, saved.dispatch, dx, dchoice);
-    if (saved.dispatch.planned_tokens == saved.dispatch.tokens) {
+    if (!saved.dispatch.is_refused()) {
       router_.backward(streams, logits, saved.ids, saved.probs, dchoice, dprobs, dlogits);
     } else {
       const TensorRef all = dense("dlogits", dlogits, plan_.router.accumulator(), kind,
@@ -184,7 +184,7 @@ class Layer {
   }
 
   const DispatchStatus* status() const { return dispatch_.status(); }
-  /// Errors: shape_error E08, on every rank of the ep group alike.
+  /// Errors: shape_error E08, E10, on every rank of the ep group alike.
   DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
 
  private:

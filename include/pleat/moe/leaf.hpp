@@ -17,12 +17,13 @@ namespace pleat::inline v0 {
 /// - `update_bias(experts, dtype, counts, rate, bias, s)`
 ///
 /// Dispatch and combine (dispatch.hpp); rows of another rank are found through a RowTable (row_table.hpp):
-/// - `plan_sends(plan, tokens, ids, record, status, s)`, `sum_before(ranks, counts, before, s)`
+/// - `plan_sends(plan, tokens, planned_tokens, ids, record, scratch, status, s)`
+/// - `sum_before(ranks, counts, before, s)`
 /// - `pack(plan, tokens, x, ids, weights, record, outgoing, s)`
-/// - `plan_rows(plan, rank, incoming, record, status, s)`, `expand(plan, incoming, record, s)`
+/// - `plan_rows(plan, rank, incoming, record, scratch, status, s)`, `expand(plan, incoming, record, s)`
 /// - `expand_gradient(plan, incoming, out, record, dout, s)`
 /// - `sum_experts(plan, expert_rows, weighted, record, outgoing, s)`
-/// - `sum_sources(plan, tokens, incoming, record, y, dweights, s)`
+/// - `sum_sources(plan, tokens, incoming, record, y, dweights, status, s)`
 ///
 /// Experts (experts.hpp):
 /// - `gate_up(plan, rows, offsets, gate_w, up_w, gate, up, act, s)`, `down(plan, act, offsets, down_w, out, s)`

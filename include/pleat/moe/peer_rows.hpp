@@ -10,8 +10,8 @@
 namespace pleat::inline v0::moe {
 
 /// The transport of Transport::peer. A source can send at most max_tokens rows, so the window [source][slot] cannot
-/// overflow and a row never waits for counts; these travel beside the rows. Each way has a window and two credits:
-/// *free* (you may write my window) and *full* (I have written yours).
+/// overflow and a row never waits for counts; whoever writes the rows writes these beside them. Each way has a window
+/// and two credits: *free* (you may write my window) and *full* (I have written yours).
 template <executor Executor, peer_access Peers>
 class PeerRows {
  public:
@@ -20,56 +20,49 @@ class PeerRows {
 
   /// Fills the device tables and gives every peer its first credits.
   PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
-      : plan_(plan), executor_(executor), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
+      : plan_(plan), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
     Carver symmetric;
     plan.carve_window(symmetric);
     const std::size_t bytes = symmetric.used_bytes();
-    const auto n = static_cast<std::size_t>(plan.ranks);
-    std::vector<std::byte*> outgoing[2], incoming[2];
-    std::vector<std::int64_t> outgoing_first, incoming_first;
     for (int p = 0; p < plan.ranks; ++p) {
       Carver theirs(Block{peers_.base(p), bytes}), mine(Block{peers_.base(peers_.rank()), bytes});
       const DispatchWindow remote = plan.carve_window(theirs), local = plan.carve_window(mine);
       for (int way = 0; way < 2; ++way) {
-        outgoing[way].push_back(remote.rows[way]);
-        incoming[way].push_back(local.rows[way]);
+        copied_.bases[way].push_back(remote.rows[way]);
+        copied_.bases[2 + way].push_back(local.rows[way]);
+        copied_.counts[way].push_back(remote.counts[way] + peers_.rank());
+        copied_.counts[2 + way].push_back(local.counts[way] + p);
       }
-      counts_.push_back(remote.counts);
-      outgoing_first.push_back(peers_.rank() * plan.shape.max_tokens);
-      incoming_first.push_back(p * plan.shape.max_tokens);
+      copied_.first[0].push_back(peers_.rank() * plan.shape.max_tokens);
+      copied_.first[1].push_back(p * plan.shape.max_tokens);
     }
+    const auto copy = [&](auto* to, const auto& from) {
+      executor.copy(to, from.data(), from.size() * sizeof(from[0]), s);
+    };
     for (int way = 0; way < 2; ++way) {
-      executor.copy(tables_.outgoing[way], outgoing[way].data(), n * sizeof(std::byte*), s);
-      executor.copy(tables_.incoming[way], incoming[way].data(), n * sizeof(std::byte*), s);
+      copy(tables_.outgoing[way], copied_.bases[way]);
+      copy(tables_.incoming[way], copied_.bases[2 + way]);
+      copy(tables_.outgoing_counts[way], copied_.counts[way]);
+      copy(tables_.incoming_counts[way], copied_.counts[2 + way]);
     }
-    executor.copy(tables_.outgoing_first, outgoing_first.data(), n * sizeof(std::int64_t), s);
-    executor.copy(tables_.incoming_first, incoming_first.data(), n * sizeof(std::int64_t), s);
+    copy(tables_.outgoing_first, copied_.first[0]);
+    copy(tables_.incoming_first, copied_.first[1]);
     for (const Way way : {Way::to_experts, Way::to_sources}) grant(way, s);
   }
 
-  /// Where to write rows; what follows runs when all peers have read the rows before.
+  /// Where to write rows and counts; what follows runs when all peers have read those before.
   RowTable open(RowKind kind, const DispatchSaved&, Stream s) {
-    const Way way = way_of(kind);
-    each_peer([&](int p) { peers_.await(p, free_channel(way), s); });
-    return {tables_.outgoing[static_cast<int>(way)], tables_.outgoing_first, plan_.format(kind)};
+    const int way = static_cast<int>(way_of(kind));
+    each_peer([&](int p) { peers_.await(p, free_channel(way_of(kind)), s); });
+    return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
-  /// Tells the peers that their rows are there, and waits for theirs. Rows of kind `token` bring their counts.
-  RowTable deliver(RowKind kind, DispatchSaved& saved, Stream s) {
-    const Way way = way_of(kind);
-    if (kind == RowKind::token) {
-      for (int p = 0; p < plan_.ranks; ++p) {
-        executor_.copy(counts_[static_cast<std::size_t>(p)] + peers_.rank(), saved.record.send_counts + p,
-                       sizeof(std::int64_t), s);
-      }
-    }
-    each_peer([&](int p) { peers_.signal(p, full_channel(way), s); });
-    each_peer([&](int p) { peers_.await(p, full_channel(way), s); });
-    if (kind == RowKind::token) {
-      executor_.copy(saved.record.recv_counts, counts_[static_cast<std::size_t>(peers_.rank())],
-                     static_cast<std::size_t>(plan_.ranks) * sizeof(std::int64_t), s);
-    }
-    return {tables_.incoming[static_cast<int>(way)], tables_.incoming_first, plan_.format(kind)};
+  /// Tells the peers that their rows are there, and waits for theirs.
+  RowTable deliver(RowKind kind, const DispatchSaved&, Stream s) {
+    const int way = static_cast<int>(way_of(kind));
+    each_peer([&](int p) { peers_.signal(p, full_channel(way_of(kind)), s); });
+    each_peer([&](int p) { peers_.await(p, full_channel(way_of(kind)), s); });
+    return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
   }
 
   /// The rows that came have been read.
@@ -90,10 +83,14 @@ class PeerRows {
   }
 
   DispatchPlan plan_;
-  Executor executor_;
   Peers peers_;
   PeerRowTables tables_;
-  std::vector<std::int64_t*> counts_;  // of every peer's window
+  /// Copied from here in the order of a stream: what goes out by Way, then what comes in by Way.
+  struct {
+    std::vector<std::byte*> bases[4];
+    std::vector<std::int64_t*> counts[4];
+    std::vector<std::int64_t> first[2];
+  } copied_;
 };
 
 }  // namespace pleat::inline v0::moe

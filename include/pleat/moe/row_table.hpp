@@ -19,8 +19,12 @@ enum class RowKind : unsigned char {
   token_gradient,  ///< to sources: gradients of the k weights, 0 where another rank has the expert
 };
 
-constexpr Way way_of(RowKind kind) {
+PLEAT_HD constexpr Way way_of(RowKind kind) {
   return kind == RowKind::token || kind == RowKind::gradient ? Way::to_experts : Way::to_sources;
+}
+/// Whether a count travels beside the rows: of the rows themselves, or of those that found no place at their expert.
+PLEAT_HD constexpr bool has_counts(RowKind kind) {
+  return kind == RowKind::token || kind == RowKind::result;
 }
 
 /// A row is `row_bytes` long, its payload starts after `header_bytes`; both are multiples of 16.
@@ -30,10 +34,12 @@ struct RowFormat {
 };
 
 /// Rows exchanged with every rank of the group: row `slot` of `peer` lies at base[peer] + (first[peer] + slot) *
-/// row_bytes. Both arrays [ranks] are device memory.
+/// row_bytes, and the count beside them at counts[peer]. All arrays [ranks] are device memory. Where `counts` is null
+/// the transport moves the counts itself, from and to the arrays of the DispatchRecord.
 struct RowTable {
   std::byte* const* base = nullptr;
   const std::int64_t* first = nullptr;
+  std::int64_t* const* counts = nullptr;
   RowFormat format;
 
   PLEAT_HD std::byte* header(int peer, std::int64_t slot) const {

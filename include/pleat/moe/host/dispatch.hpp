@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/moe/dispatch_plan.hpp>
@@ -72,14 +74,48 @@ void weighted_sum(T* to, std::int64_t elems, const Terms& each_term) {
   }
 }
 
+/// Takes the entries of the smallest weight off the lists until max_rows are left, and says how many in r.dropped. NaN
+/// is the smallest; of equal weights the later goes.
+inline void drop_entries(const DispatchPlan& plan, const DispatchRecord& r) {
+  *r.dropped = 0;
+  if (!plan.may_drop()) return;
+  dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
+    using Acc = typename decltype(type)::type;
+    auto* weights = static_cast<Acc*>(r.entry_weights);
+    std::vector<std::int64_t> entries;
+    each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
+      each_entry(plan, r, number, [&](std::int64_t entry) { entries.push_back(entry); });
+    });
+    const std::int64_t dropped = static_cast<std::int64_t>(entries.size()) - plan.max_rows();
+    if (dropped <= 0) return;
+    *r.dropped = dropped;
+    std::stable_sort(entries.begin(), entries.end(), [&](std::int64_t a, std::int64_t b) {
+      if (std::isnan(weights[a]) || std::isnan(weights[b])) return !std::isnan(weights[a]) && std::isnan(weights[b]);
+      return weights[a] > weights[b];
+    });
+    std::for_each(entries.begin() + plan.max_rows(), entries.end(),
+                  [&](std::int64_t entry) { r.entry_rows[entry] = -2; });
+    each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
+      const std::int64_t first = number * plan.max_entries(), end = first + plan.max_entries();
+      std::int64_t kept = first;
+      for (std::int64_t entry = first; entry < end && r.entry_rows[entry] != -1; ++entry) {
+        if (r.entry_rows[entry] == -2) continue;
+        r.entry_rows[kept] = r.entry_rows[entry];
+        r.entry_choice[kept] = r.entry_choice[entry];
+        weights[kept++] = weights[entry];
+      }
+      if (kept < end) r.entry_rows[kept] = -1;
+    });
+  });
+}
+
 struct HostDispatchLeaf {
   /// Which rows go where: r.sent, r.send_counts. Too many tokens are a count below 0 for every rank.
-  static void plan_sends(const DispatchPlan& plan, std::int64_t tokens, const std::int32_t* ids, DispatchRecord& r,
-                         DispatchStatus* status, HostStream) {
-    const bool poisoned = tokens > plan.shape.max_tokens;
-    std::fill_n(r.send_counts, plan.ranks, poisoned ? -tokens : 0);
-    if (poisoned) return;
-    for (std::int64_t t = 0; t < tokens; ++t) {
+  static void plan_sends(const DispatchPlan& plan, std::int64_t tokens, std::int64_t planned_tokens,
+                         const std::int32_t* ids, const DispatchRecord& r, const PlanScratch&, DispatchStatus* status,
+                         HostStream) {
+    std::fill_n(r.send_counts, plan.ranks, planned_tokens < tokens ? -tokens : 0);
+    for (std::int64_t t = 0; t < planned_tokens; ++t) {
       const std::int32_t* token_ids = ids + t * plan.shape.k;
       SentRow* sent = r.sent + t * plan.max_sends();
       int count = 0;
@@ -110,9 +146,10 @@ struct HostDispatchLeaf {
     }
   }
 
-  /// Writes the row of every token to each of its ranks, with a header when ids are given.
+  /// Writes the row of every token to each of its ranks, and with ids a header for each and the counts beside them.
   static void pack(const DispatchPlan& plan, std::int64_t tokens, const void* x, const std::int32_t* ids,
                    const void* weights, const DispatchRecord& r, const RowTable& out, HostStream) {
+    for (int p = 0; p < plan.ranks && ids != nullptr && out.counts != nullptr; ++p) *out.counts[p] = r.send_counts[p];
     const std::size_t weight_bytes = plan.ids_offset_bytes(), k = static_cast<std::size_t>(plan.shape.k);
     for (std::int64_t t = 0; t < tokens; ++t) {
       for (int i = 0; i < plan.max_sends(); ++i) {
@@ -131,21 +168,35 @@ struct HostDispatchLeaf {
     }
   }
 
-  /// From the counts and headers that came to rank `rank`: where every row goes, expert by expert. Notes the first
-  /// poisoned rank.
-  static void plan_rows(const DispatchPlan& plan, int rank, const RowTable& in, DispatchRecord& r,
-                        DispatchStatus* status, HostStream) {
+  /// From the counts and headers that came to rank `rank`: where every row goes, expert by expert, and which entries
+  /// find no place. Notes the first poisoned rank.
+  static void plan_rows(const DispatchPlan& plan, int rank, const RowTable& in, const DispatchRecord& r,
+                        const PlanScratch&, DispatchStatus* status, HostStream) {
     for (int p = 0; p < plan.ranks; ++p) {
-      if (r.recv_counts[p] >= 0) continue;
-      if (status->poisoned_rank == 0) {
-        status->poisoned_rank = p + 1;
-        status->poisoned_tokens = -r.recv_counts[p];
-      }
-      r.recv_counts[p] = 0;
+      const std::int64_t count = in.counts == nullptr ? r.recv_counts[p] : *in.counts[p];
+      r.recv_counts[p] = std::max<std::int64_t>(count, 0);
+      if (count >= 0 || status->poisoned_rank != 0) continue;
+      status->poisoned_rank = p + 1;
+      status->poisoned_tokens = -count;
     }
+    const std::size_t weight_bytes = size_bytes(plan.accumulator());
+    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+      const std::byte* header = in.header(source, slot);
+      std::int64_t entry = number * plan.max_entries();
+      each_hosted(plan, rank, header, [&](int expert, int choice) {
+        r.entry_rows[entry] = expert;  // until it has a row
+        r.entry_choice[entry] = choice;
+        std::memcpy(static_cast<std::byte*>(r.entry_weights) + static_cast<std::size_t>(entry) * weight_bytes,
+                    header + static_cast<std::size_t>(choice) * weight_bytes, weight_bytes);
+        ++entry;
+      });
+      if (entry < (number + 1) * plan.max_entries()) r.entry_rows[entry] = -1;
+    });
+    drop_entries(plan, r);
+
     std::fill_n(r.ends, plan.experts_local(), std::int64_t{0});
-    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t) {
-      each_hosted(plan, rank, in.header(source, slot), [&](int expert, int) { ++r.ends[expert]; });
+    each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
+      each_entry(plan, r, number, [&](std::int64_t entry) { ++r.ends[r.entry_rows[entry]]; });
     });
     r.offsets[0] = 0;
     for (int e = 0; e < plan.experts_local(); ++e) {
@@ -153,19 +204,8 @@ struct HostDispatchLeaf {
       r.ends[e] = r.offsets[e];
       r.offsets[e + 1] = r.offsets[e] + (count + alignment - 1) / alignment * alignment;
     }
-    const std::size_t weight_bytes = size_bytes(plan.accumulator());
-    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
-      const std::byte* header = in.header(source, slot);
-      const std::int64_t first = number * plan.max_entries();
-      std::int64_t entry = first;
-      each_hosted(plan, rank, header, [&](int expert, int choice) {
-        r.entry_rows[entry] = r.ends[expert]++;
-        r.entry_choice[entry] = choice;
-        std::memcpy(static_cast<std::byte*>(r.entry_weights) + static_cast<std::size_t>(entry) * weight_bytes,
-                    header + static_cast<std::size_t>(choice) * weight_bytes, weight_bytes);
-        ++entry;
-      });
-      if (entry < first + plan.max_entries()) r.entry_rows[entry] = -1;
+    each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
+      each_entry(plan, r, number, [&](std::int64_t entry) { r.entry_rows[entry] = r.ends[r.entry_rows[entry]]++; });
     });
   }
 
@@ -206,9 +246,11 @@ struct HostDispatchLeaf {
     });
   }
 
-  /// One row per received row: the sum over its experts, weighted, or plain and with the gradients of the weights.
+  /// One row per received row: the sum over its experts, weighted and with the count of dropped entries beside them, or
+  /// plain and with the gradients of the weights.
   static void sum_experts(const DispatchPlan& plan, const void* expert_rows, bool weighted, const DispatchRecord& r,
                           const RowTable& out, HostStream) {
+    for (int p = 0; p < plan.ranks && weighted && out.counts != nullptr; ++p) *out.counts[p] = *r.dropped;
     dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       using Acc = accumulator_t<T>;
@@ -230,8 +272,16 @@ struct HostDispatchLeaf {
   }
 
   /// One row per token: the sum over the ranks that answered; the same of the headers' weight gradients where asked.
+  /// With a status, notes what each rank dropped.
   static void sum_sources(const DispatchPlan& plan, std::int64_t tokens, const RowTable& in, const DispatchRecord& r,
-                          void* y, void* dweights, HostStream) {
+                          void* y, void* dweights, DispatchStatus* status, HostStream) {
+    for (int p = 0; p < plan.ranks && status != nullptr && plan.may_drop(); ++p) {
+      const std::int64_t dropped = in.counts == nullptr ? r.all_dropped[p] : *in.counts[p];
+      status->dropped_rows += dropped;
+      if (dropped == 0 || status->overflow_rank != 0) continue;
+      status->overflow_rank = p + 1;
+      status->overflow_rows = dropped;
+    }
     dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       using Acc = accumulator_t<T>;
