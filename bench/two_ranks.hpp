@@ -94,7 +94,8 @@ inline pid_t spawn(const Options& options, const std::string& mode, int rank, in
   if (options.check) words.push_back("--check");
   if (!options.json.empty()) words.insert(words.end(), {"--json", options.json});
   for (const auto& [name, value] : options.values) words.insert(words.end(), {name, value});
-  std::vector<std::string> variables{"NCCL_NVLS_ENABLE=0", "CUDA_MODULE_LOADING=EAGER"};
+  std::vector<std::string> variables{"NCCL_NVLS_ENABLE=0"};
+  if (std::getenv("CUDA_MODULE_LOADING") == nullptr) variables.emplace_back("CUDA_MODULE_LOADING=EAGER");
   if (rank >= 0) {
     variables.insert(variables.end(), {"RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank),
                                        "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "PLEAT_PORT=" + std::to_string(port)});

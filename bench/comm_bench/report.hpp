@@ -57,6 +57,13 @@ class Report {
     std::fflush(stdout);
     if (json_) std::fprintf(json_.get(), "]}\n"), std::fflush(json_.get());
   }
+  /// A line below a row, as printf makes it.
+  template <class... Args>
+  void line(const char* format, Args... args) const {
+    if (!prints_) return;
+    std::printf(format, args...);
+    std::printf("\n");
+  }
   int bars() const { return bars_; }
   int missed() const { return missed_; }
 
