@@ -1,0 +1,449 @@
+// Attention forward on Hopper: one warp loads by TMA, warp groups of 64 queries each multiply by wgmma, the softmax of
+// one tile of keys runs under the products of the next.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include <pleat/attention/cuda/hopper_tiles.cuh>
+#include <pleat/cuda/hopper/wgmma.cuh>
+#include <pleat/cuda/kernel.hpp>
+
+namespace pleat::inline v0::attention_kernel {
+
+/// How a head dim is tiled: `Consumers` warp groups of 64 queries each, tiles of `Keys` keys, `Stages` of them in
+/// flight. `TakeTurns`: the warp groups' products alternate, so that one's softmax runs under the other's products.
+template <int QkDim, int VDim, int Consumers, int Keys, bool TakeTurns = true, int Stages = 2>
+struct ForwardTiling {
+  static constexpr int qk_dim = QkDim, v_dim = VDim, consumers = Consumers, keys = Keys, stages = Stages;
+  static constexpr bool take_turns = TakeTurns;
+  static constexpr int queries = 64 * Consumers;
+  static constexpr int threads = (Consumers + 1) * hopper::warp_group_threads;
+  static constexpr int producer_registers = Consumers == 2 ? 24 : 32;
+  static constexpr int consumer_registers = Consumers == 2 ? 240 : 160;
+};
+
+template <int QkDim, int VDim>
+struct forward_tiling;  // the one table of tilings
+template <>
+struct forward_tiling<64, 64> : ForwardTiling<64, 64, 3, 128> {};
+template <>
+struct forward_tiling<128, 128> : ForwardTiling<128, 128, 2, 128> {};
+template <>
+struct forward_tiling<192, 128> : ForwardTiling<192, 128, 2, 128> {};
+template <>
+struct forward_tiling<256, 256> : ForwardTiling<256, 256, 2, 80> {};
+
+namespace hopper_forward_detail {
+
+using namespace hopper;
+
+template <class Tiling>
+struct Shared {
+  alignas(1024) std::uint16_t q[Tiling::queries * Tiling::qk_dim];
+  alignas(1024) std::uint16_t k[Tiling::stages][Tiling::keys * Tiling::qk_dim];
+  alignas(1024) std::uint16_t v[Tiling::stages][Tiling::keys * Tiling::v_dim];
+  Barrier q_full, q_empty, k_full[Tiling::stages], k_empty[Tiling::stages], v_full[Tiling::stages],
+      v_empty[Tiling::stages];
+};
+
+/// What all warps know.
+template <class T>
+struct Call {
+  Extents extents;
+  WorkList work;
+  float scale_log2;  // scale * log2(e)
+  HeadRows<float> o_acc;
+  RowStatistics lse;
+  HeadRows<T> out;
+  bool first, last;
+  Items items;
+};
+struct Maps {
+  CUtensorMap q, k, v;
+};
+
+template <class Tiling, class T>
+__device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
+  const bool leads = elect_one();
+  if (leads) {
+    prefetch(maps.q);
+    prefetch(maps.k);
+    prefetch(maps.v);
+  }
+  const int group = call.extents.q_heads / call.extents.kv_heads;
+  Cycle<Tiling::stages> at;
+  std::uint32_t q_parity = 0;
+  for (int round = 0; call.items.index(round) < call.items.count(); ++round) {
+    const auto [tile, heads] = call.items[call.items.index(round)];
+    const int batch = heads / call.extents.q_heads, head = heads % call.extents.q_heads;
+    const int begin = tile * Tiling::queries;
+    const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::queries, call.extents.q_tokens));
+    KeyTiles<Tiling::keys> tiles(call.work, begin, end);
+    for (bool first = true; tiles.next(); first = false) {
+      if (first) {
+        s.q_empty.wait(q_parity ^ 1);
+        q_parity ^= 1;
+        if (leads) {
+          s.q_full.arrive_expecting(sizeof s.q);
+          load_rows(s.q, maps.q, s.q_full, begin, head, batch);
+        }
+      }
+      s.k_empty[at.stage].wait(at.parity ^ 1);
+      if (leads) {
+        s.k_full[at.stage].arrive_expecting(sizeof s.k[0]);
+        load_rows(s.k[at.stage], maps.k, s.k_full[at.stage], tiles.key(), head / group, batch);
+      }
+      s.v_empty[at.stage].wait(at.parity ^ 1);
+      if (leads) {
+        s.v_full[at.stage].arrive_expecting(sizeof s.v[0]);
+        load_rows(s.v[at.stage], maps.v, s.v_full[at.stage], tiles.key(), head / group, batch);
+      }
+      at.advance();
+    }
+  }
+}
+
+__device__ inline float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The softmax of this thread's two rows, in units of log2: weights relative to `peak`, of which `sum` has this
+/// thread's part until the end.
+struct Softmax {
+  float peak[2], sum[2], factor[2];
+
+  /// Turns scores into weights, and leaves in `factor` what earlier results are to be multiplied with.
+  template <int Count>
+  __device__ void weigh(float (&scores)[Count], float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float most = -INFINITY;
+#pragma unroll
+      for (int j = 2 * i; j < Count; j += 4) most = fmaxf(most, fmaxf(scores[j], scores[j + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float before = peak[i];
+      peak[i] = fmaxf(before, most * scale_log2);
+      const float base = peak[i] == -INFINITY ? 0.0f : peak[i];  // a row that has seen no key yet
+      factor[i] = exp2_approximate(before - base);
+      float part = 0;
+#pragma unroll
+      for (int j = 2 * i; j < Count; j += 4) {
+        scores[j] = exp2_approximate(fmaf(scores[j], scale_log2, -base));
+        scores[j + 1] = exp2_approximate(fmaf(scores[j + 1], scale_log2, -base));
+        part += scores[j] + scores[j + 1];
+      }
+      sum[i] = fmaf(sum[i], factor[i], part);
+    }
+  }
+  template <int Count>
+  __device__ void rescale(float (&o)[Count]) const {
+    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;  // peaks soon stop rising
+#pragma unroll
+    for (int j = 0; j < Count; ++j) o[j] *= factor[j % 4 / 2];
+  }
+};
+
+/// One warp group's part of the CTA's tile: 64 queries.
+template <class Tiling, class T>
+class Consumer {
+ public:
+  __device__ Consumer(Shared<Tiling>& s, const Call<T>& call)
+      : s_(s), call_(call), place_(static_cast<int>(threadIdx.x) / warp_group_threads - 1) {
+    if (Tiling::take_turns && place_ == Tiling::consumers - 1) pass_turn();
+  }
+
+  __device__ void run() {
+    for (int round = 0; call_.items.index(round) < call_.items.count(); ++round) {
+      const auto [tile, heads] = call_.items[call_.items.index(round)];
+      work_on(tile * Tiling::queries, heads % call_.extents.q_heads, heads / call_.extents.q_heads);
+    }
+  }
+
+ private:
+  __device__ void work_on(int begin, int head, int batch) {
+    const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::queries, call_.extents.q_tokens));
+    const int t = static_cast<int>(threadIdx.x) % warp_group_threads;
+    const int row = begin + 64 * place_ + t / 32 * 16 + t % 32 / 4;
+    KeyTiles<Tiling::keys> tiles(call_.work, begin, end);
+    const bool any = tiles.next();
+    if (!any && !call_.first && !call_.last) return;
+
+    float o[Tiling::v_dim / 2];
+    Softmax softmax;
+    start(o, softmax, row, head, batch);
+    if (any) attend(o, softmax, tiles, row);
+    finish(o, softmax, row, head, batch);
+  }
+
+  __device__ void attend(float (&o)[Tiling::v_dim / 2], Softmax& softmax, KeyTiles<Tiling::keys>& tiles, int row) {
+    float scores[Tiling::keys / 2];
+    std::uint32_t weights[Tiling::keys / 16][4];
+    s_.q_full.wait(q_parity_);
+    q_parity_ ^= 1;
+    s_.k_full[k_at_.stage].wait(k_at_.parity);
+    await_turn();
+    multiply_keys(scores);
+    pass_turn();
+    wait<0>();
+    pin(scores);
+    release_keys();
+    mask(scores, tiles, row);
+    softmax.weigh(scores, call_.scale_log2);
+    softmax.rescale(o);
+    round(weights, scores);
+    int keys = tiles.keys();
+    bool more = tiles.next();
+    while (more) {
+      s_.k_full[k_at_.stage].wait(k_at_.parity);
+      await_turn();
+      multiply_keys(scores);
+      await_values(keys);
+      multiply_values(o, weights);
+      pass_turn();
+      wait<1>();
+      pin(scores);
+      release_keys();
+      mask(scores, tiles, row);
+      softmax.weigh(scores, call_.scale_log2);
+      keys = tiles.keys();
+      more = tiles.next();  // its branches also keep the assembler from moving the softmax behind the wait
+      wait<0>();
+      pin(o);
+      release_values();
+      softmax.rescale(o);
+      round(weights, scores);
+    }
+    arrive(s_.q_empty);
+    await_values(keys);
+    multiply_values(o, weights);
+    wait<0>();
+    pin(o);
+    release_values();
+  }
+
+  /// scores = Q K^T, under way.
+  __device__ void multiply_keys(float (&scores)[Tiling::keys / 2]) {
+    const Tile<Tiling::queries, Major::k> q(s_.q);
+    const Tile<Tiling::keys, Major::k> k(s_.k[k_at_.stage]);
+    pin(scores);
+    fence();
+#pragma unroll
+    for (int d = 0; d < Tiling::qk_dim; d += 16) wgmma<T>(scores, q.at(64 * place_, d), k.k(d), d != 0);
+    commit();
+  }
+  /// o += weights V, under way.
+  __device__ void multiply_values(float (&o)[Tiling::v_dim / 2], std::uint32_t (&weights)[Tiling::keys / 16][4]) {
+    const Tile<Tiling::keys, Major::mn> v(s_.v[v_at_.stage]);
+    pin(o);
+    fence();
+#pragma unroll
+    for (int k = 0; k < Tiling::keys; k += 16) wgmma<T, Major::mn>(o, weights[k / 16], v.k(k), true);
+    commit();
+  }
+  __device__ static void round(std::uint32_t (&weights)[Tiling::keys / 16][4], const float (&p)[Tiling::keys / 2]) {
+#pragma unroll
+    for (int i = 0; i < Tiling::keys / 4; ++i) weights[i / 4][i % 4] = pack<T>(p[2 * i], p[2 * i + 1]);
+  }
+  __device__ static void mask(float (&scores)[Tiling::keys / 2], const KeyTiles<Tiling::keys>& tiles, int row) {
+    if (!tiles.is_masked()) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int seen = tiles.seen_by(row + 8 * i) - 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+      for (int j = 2 * i; j < Tiling::keys / 2; j += 4) {
+        if (2 * j - 4 * i >= seen) scores[j] = -INFINITY;
+        if (2 * j - 4 * i + 1 >= seen) scores[j + 1] = -INFINITY;
+      }
+    }
+  }
+
+  /// Waits for the values of the oldest tile; rows after `keys` are no part of the work: their weight is 0, but they
+  /// may hold anything.
+  __device__ void await_values(int keys) {
+    s_.v_full[v_at_.stage].wait(v_at_.parity);
+    if (keys >= Tiling::keys) return;
+    zero_rows<Tiling::keys, Tiling::v_dim>(s_.v[v_at_.stage], max(keys, 0), Tiling::keys,
+                                           1 + Tiling::consumers + place_);
+  }
+  __device__ void release_keys() {
+    arrive(s_.k_empty[k_at_.stage]);
+    k_at_.advance();
+  }
+  __device__ void release_values() {
+    arrive(s_.v_empty[v_at_.stage]);
+    v_at_.advance();
+  }
+  /// Each warp: its part of the products is done.
+  __device__ static void arrive(Barrier& empty) {
+    if (threadIdx.x % 32 == 0) empty.arrive();
+  }
+  __device__ void await_turn() const {
+    if constexpr (Tiling::take_turns) named_sync(1 + place_, 2 * warp_group_threads);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (Tiling::take_turns) {
+      named_arrive(place_ + 1 == Tiling::consumers ? 1 : 2 + place_, 2 * warp_group_threads);
+    }
+  }
+
+  /// Resumes what earlier calls left: maximum = LSE, sum = 1.
+  __device__ void start(float (&o)[Tiling::v_dim / 2], Softmax& softmax, int row, int head, int batch) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int q = row + 8 * i;
+      const bool resumes = !call_.first && q < call_.extents.q_tokens;
+      const float lse = resumes ? call_.lse.at(batch, q, head) : -INFINITY;
+      softmax.peak[i] = lse * log2_e;
+      softmax.sum[i] = lse != -INFINITY && threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+      const float2* const row_of_o =
+          reinterpret_cast<const float2*>(lse != -INFINITY ? call_.o_acc.at(batch, q, head) : nullptr);
+#pragma unroll
+      for (int j = 0; j < Tiling::v_dim / 8; ++j) {
+        const float2 pair = row_of_o != nullptr ? row_of_o[4 * j + threadIdx.x % 4] : float2{0, 0};
+        o[4 * j + 2 * i] = pair.x;
+        o[4 * j + 2 * i + 1] = pair.y;
+      }
+    }
+  }
+  __device__ void finish(const float (&o)[Tiling::v_dim / 2], const Softmax& softmax, int row, int head,
+                         int batch) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = softmax.sum[i];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float inverse = sum > 0 ? 1 / sum : 0.0f;
+      const int q = row + 8 * i;
+      if (q >= call_.extents.q_tokens) continue;
+      if (threadIdx.x % 4 == 0) {
+        float& lse = call_.lse.at(batch, q, head);
+        // A row that saw nothing new keeps its bits.
+        const bool unchanged = !call_.first && sum == 1.0f && softmax.peak[i] == lse * log2_e;
+        if (!unchanged) lse = sum > 0 ? softmax.peak[i] * ln_2 + logf(sum) : -INFINITY;
+      }
+      if (call_.last) {
+        auto* const to = reinterpret_cast<std::uint32_t*>(call_.out.at(batch, q, head));
+#pragma unroll
+        for (int j = 0; j < Tiling::v_dim / 8; ++j) {
+          to[4 * j + threadIdx.x % 4] = pack<T>(o[4 * j + 2 * i] * inverse, o[4 * j + 2 * i + 1] * inverse);
+        }
+      } else {
+        auto* const to = reinterpret_cast<float2*>(call_.o_acc.at(batch, q, head));
+#pragma unroll
+        for (int j = 0; j < Tiling::v_dim / 8; ++j) {
+          to[4 * j + threadIdx.x % 4] = {o[4 * j + 2 * i] * inverse, o[4 * j + 2 * i + 1] * inverse};
+        }
+      }
+    }
+  }
+
+  static constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
+  Shared<Tiling>& s_;
+  const Call<T>& call_;
+  const int place_;  // among the consumers
+  Cycle<Tiling::stages> k_at_, v_at_;
+  std::uint32_t q_parity_ = 0;
+};
+
+template <class Tiling, class T>
+PLEAT_KERNEL void __launch_bounds__(Tiling::threads, 1)
+    forward_kernel(const __grid_constant__ Call<T> call, const __grid_constant__ Maps maps) {
+  if constexpr (is_target) {
+    extern __shared__ __align__(1024) std::byte shared[];
+    auto& s = *reinterpret_cast<Shared<Tiling>*>(shared);
+    if (threadIdx.x == 0) {
+      constexpr int consumer_warps = Tiling::consumers * warp_group_threads / 32;
+      s.q_full.init(1);
+      s.q_empty.init(consumer_warps);
+      for (int i = 0; i < Tiling::stages; ++i) {
+        s.k_full[i].init(1);
+        s.v_full[i].init(1);
+        s.k_empty[i].init(consumer_warps);
+        s.v_empty[i].init(consumer_warps);
+      }
+      fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < warp_group_threads) {
+      give_registers<Tiling::producer_registers>();
+      if (threadIdx.x < 32) produce<Tiling>(s, call, maps);
+    } else {
+      take_registers<Tiling::consumer_registers>();
+      Consumer<Tiling, T>(s, call).run();
+    }
+  }
+}
+
+template <class Tiling, class T>
+void launch(const Forward<T>& a, int heads_at_once, cudaStream_t stream) {
+  const Extents& e = a.extents;
+  const auto map = [&](const HeadRows<const T>& x, std::int64_t tokens, int heads, int dim, int rows) {
+    return tensor_map(x.data, head_boxes(x, e.batch, tokens, heads, dim, rows), Swizzle::b128);
+  };
+  const Maps maps{map(a.q, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries),
+                  map(a.k, e.k_tokens, e.kv_heads, Tiling::qk_dim, Tiling::keys),
+                  map(a.v, e.k_tokens, e.kv_heads, Tiling::v_dim, Tiling::keys)};
+  const int tiles = static_cast<int>((e.q_tokens + Tiling::queries - 1) / Tiling::queries);
+  const Items items{tiles, e.batch * e.q_heads, std::min(heads_at_once, e.batch * e.q_heads)};
+  const Call<T> call{e, a.work, a.scale * 1.44269504088896341f, a.o_acc, a.lse, a.out, a.first, a.last, items};
+
+  int device = 0, most = a.max_ctas;
+  if (most == 0) {
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  }
+  constexpr auto kernel = forward_kernel<Tiling, T>;
+  constexpr int bytes = sizeof(Shared<Tiling>);
+  static_assert(bytes <= 227 * 1024, "pleat: the tiles do not fit into shared memory");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  const std::int64_t grid = std::min<std::int64_t>(most, static_cast<std::int64_t>(tiles) * items.heads);
+  kernel<<<static_cast<unsigned>(grid), Tiling::threads, bytes, stream>>>(call, maps);
+  check_launch("hopper_forward");
+}
+
+}  // namespace hopper_forward_detail
+
+namespace detail {
+/// Calls `f` with the tiling of these head dims; false where there is none.
+template <class F>
+bool with_forward_tiling(int qk_dim, int v_dim, F&& f) {
+  if (qk_dim == 64 && v_dim == 64) return f(forward_tiling<64, 64>{}), true;
+  if (qk_dim == 128 && v_dim == 128) return f(forward_tiling<128, 128>{}), true;
+  if (qk_dim == 192 && v_dim == 128) return f(forward_tiling<192, 128>{}), true;
+  if (qk_dim == 256 && v_dim == 256) return f(forward_tiling<256, 256>{}), true;
+  return false;
+}
+}  // namespace detail
+
+/// Whether `hopper_forward` takes this call, on a device of compute capability 9.0: head dims of the table, a positive
+/// scale, strides of q, k and v that the copy engine takes (multiples of 16 bytes), those of out and o_acc of two
+/// elements.
+template <class T>
+bool hopper_takes(const Forward<T>& a) {
+  const Extents& e = a.extents;
+  const auto loads = [&](const HeadRows<const T>& x, std::int64_t tokens, int heads, int dim) {
+    return hopper::is_mappable(x.data, head_boxes(x, e.batch, tokens, heads, dim, 1));
+  };
+  const auto stores = [](const auto& x) {
+    return reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(*x.data)) == 0 && x.batch_stride % 2 == 0 &&
+           x.token_stride % 2 == 0 && x.head_stride % 2 == 0;
+  };
+  return detail::with_forward_tiling(e.qk_dim, e.v_dim, [](auto) {}) && a.scale > 0 && e.q_tokens < most_tokens &&
+         e.k_tokens < most_tokens && loads(a.q, e.q_tokens, e.q_heads, e.qk_dim) &&
+         loads(a.k, e.k_tokens, e.kv_heads, e.qk_dim) && loads(a.v, e.k_tokens, e.kv_heads, e.v_dim) &&
+         (!a.last || stores(a.out)) && ((a.first && a.last) || stores(a.o_acc));
+}
+
+/// AttentionForward for what `hopper_takes`; of bfloat16 or float16. Errors: cuda_error C20.
+template <class T>
+void hopper_forward(const Forward<T>& a, cudaStream_t stream) {
+  detail::with_forward_tiling(a.extents.qk_dim, a.extents.v_dim, [&](auto tiling) {
+    hopper_forward_detail::launch<decltype(tiling)>(a, a.extents.batch * a.extents.q_heads, stream);
+  });
+}
+
+}  // namespace pleat::inline v0::attention_kernel
