@@ -26,6 +26,8 @@ class MappedPeers {
  public:
   using device_type = cuda_device;
   using stream_type = cudaStream_t;
+  /// Calls only enqueue, and may be captured in a graph.
+  static constexpr bool is_capturable = true;
 
   /// The windows of an arena are made in the same order on all its ranks.
   MappedPeers(std::shared_ptr<SignalBoard> board, MappedWindow window)

@@ -1,6 +1,7 @@
 // The gather half of a Sharder: which unit is in which slot, and what is fetched ahead.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <span>
 #include <vector>
@@ -46,7 +47,8 @@ class Gatherer {
  public:
   using stream_type = typename Executor::stream_type;
 
-  explicit Gatherer(ShardState<Executor>& state) : state_(&state), weights_written_(state.executor.make_event()) {
+  explicit Gatherer(ShardState<Executor>& state)
+      : state_(&state), weights_written_(state.executor.make_event()), joined_(state.executor.make_event()) {
     for (const Param kind : {Param::dense, Param::expert}) {
       for (int i = 0; i < state.plan.of(kind).slots; ++i) {
         slots_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
@@ -98,6 +100,21 @@ class Gatherer {
       slot.last_use = 0;
     }
     state_->executor.record(weights_written_, compute);
+  }
+
+  /// See Sharder. Drops what slots hold: a graph cannot know what is there when it is replayed.
+  void fork(const ShardStreams<stream_type>& streams) {
+    if (std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.arrived; })) state_->fail_fork();
+    weights_changed(streams.compute);
+    for (Slot& slot : slots_) state_->executor.record(slot.released, streams.compute);
+    state_->executor.wait(streams.gather, weights_written_);
+  }
+  void join(const ShardStreams<stream_type>& streams) {
+    state_->executor.record(joined_, streams.gather);
+    state_->executor.wait(streams.compute, joined_);
+    for (Slot& slot : slots_) {
+      if (!slot.arrived) arrive(slot, streams.compute);
+    }
   }
 
   std::int64_t gathers() const { return gathers_; }
@@ -184,6 +201,7 @@ class Gatherer {
   std::vector<Slot> slots_;
   UseOrder order_;
   event_type weights_written_;
+  event_type joined_;
   std::int64_t uses_ = 0;
   std::int64_t gathers_ = 0;
 };

@@ -1,6 +1,7 @@
 // The reduce half of a Sharder: units of gradients, what of them was written, and their sums into the shards.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -142,6 +143,22 @@ class Reducer {
     state_->executor.wait(streams.compute, finished_);
   }
 
+  /// See Sharder.
+  void fork(const ShardStreams<stream_type>& streams) {
+    if (std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.unit >= 0 || b.travels; })) {
+      state_->fail_fork();
+    }
+    state_->executor.record(finished_, streams.compute);
+    state_->executor.wait(streams.reduce, finished_);
+  }
+  void join(const ShardStreams<stream_type>& streams) {
+    for (Buffer& buffer : buffers_) {
+      if (buffer.travels) arrive(buffer, streams.compute);
+    }
+    state_->executor.record(finished_, streams.reduce);
+    state_->executor.wait(streams.compute, finished_);
+  }
+
  private:
   using leaf = core_leaf<typename Executor::device_type>;
   using event_type = typename Executor::event_type;
@@ -169,14 +186,16 @@ class Reducer {
     at = take(state_->kind(unit), unit);
     Buffer& buffer = buffers_[static_cast<std::size_t>(at)];
     buffer.unit = unit;
-    if (buffer.travels) {
-      state_->transport(buffer.kind).await_released(buffer.index, compute);
-      state_->executor.wait(compute, buffer.summed);
-      buffer.travels = false;
-    }
+    if (buffer.travels) arrive(buffer, compute);
     std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
     std::fill(written.begin(), written.end(), char{0});
     return buffer;
+  }
+  /// What follows on `compute` may write the buffer: it is summed here, and no peer reads it.
+  void arrive(Buffer& buffer, stream_type compute) {
+    state_->transport(buffer.kind).await_released(buffer.index, compute);
+    state_->executor.wait(compute, buffer.summed);
+    buffer.travels = false;
   }
   /// In turn, so that all ranks take the same and the one taken was reduced longest ago.
   int take(Param kind, int unit) {

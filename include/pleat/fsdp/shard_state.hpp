@@ -46,6 +46,11 @@ struct ShardState {
 
   Device device() const { return executor.device(); }
 
+  [[noreturn]] static void fail_fork() {
+    fail<shape_error>(
+        "pleat[F17]: fork while a gather or a sum is under way, or gradients are written; reduce them and "
+        "call join first");
+  }
   /// Errors: shape_error F13.
   void check_unit(int unit) const {
     const auto count = static_cast<int>(plan.layouts.size());

@@ -96,6 +96,35 @@ class Sharder {
   /// Says that the compute stream has written the shards: units are gathered anew. Errors: F10 when one is held.
   void weights_changed(const streams_type& streams) { gatherer_.weights_changed(streams.compute); }
 
+  /// Begins work that stands alone, such as a graph that captures whole steps: `gather` and `reduce` come after
+  /// `compute`, and no call waits for anything before. Begin with `join` outside of the graph, then
+  ///
+  ///     cudaStreamBeginCapture(streams.compute, cudaStreamCaptureModeThreadLocal);
+  ///     op.fork(streams);
+  ///     ... steps, each up to its weights_changed ...
+  ///     op.join(streams);
+  ///     cudaStreamEndCapture(streams.compute, &graph);
+  ///
+  /// after a step without a graph, which connects and loads what is needed. All ranks replay alike.
+  /// Errors: F17 when something is in flight, or where ranks meet on the host (threads that share GPUs): no graph can
+  /// hold that; F10 when a unit is held.
+  void fork(const streams_type& streams) {
+    if constexpr (device_kind<typename Executor::device_type> == DeviceKind::cuda) {
+      if (state_->plan.transport == Transport::peer ? !is_capturable<peers_type> : !is_capturable<Comm>) {
+        fail<shape_error>("pleat[F17]: fork over ", name_of(state_->plan.transport),
+                          " transport of ranks that meet on the host, which no graph holds; take ranks with a GPU each "
+                          "(NcclComm, NcclArena), or go without a graph");
+      }
+    }
+    gatherer_.fork(streams);
+    reducer_.fork(streams);
+  }
+  /// `compute` comes after all that this operation has under way, here and for peers.
+  void join(const streams_type& streams) {
+    gatherer_.join(streams);
+    reducer_.join(streams);
+  }
+
   /// Sets a parameter from the full tensor [shape...] or [experts, shape...], contiguous, of any float dtype and the
   /// same on every rank; each keeps its shard. No communication. Errors: shape_error F07 for another shape, F10, F13.
   template <class T>
@@ -145,6 +174,13 @@ class Sharder {
  private:
   using State = ShardState<Executor>;
   using leaf = core_leaf<typename Executor::device_type>;
+  using peers_type = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
+
+  /// Whether calls only enqueue.
+  template <class T>
+  static constexpr bool is_capturable = requires {
+    requires T::is_capturable;
+  };
 
   static std::unique_ptr<State> make_state(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                            const Memory<Arena>& memory, stream_type s) {
@@ -167,8 +203,7 @@ class Sharder {
       if (plan.of(kind).slots == 0) continue;
       auto& transport = state->transports[static_cast<std::size_t>(kind)];
       if (plan.transport == Transport::peer) {
-        using Peers = decltype(memory.arena->open(groups.dense.gather.ranks(), 0, 0));
-        using Peer = PeerTransport<Executor, Peers>;
+        using Peer = PeerTransport<Executor, peers_type>;
         transport = std::make_unique<Peer>(
             plan, kind, executor,
             memory.arena->open(groups.of(kind).gather.ranks(), plan.window_bytes(kind), Peer::channels(plan.of(kind))));

@@ -35,6 +35,8 @@ class NcclComm {
  public:
   using device_type = cuda_device;
   using stream_type = cudaStream_t;
+  /// Calls only enqueue, and may be captured in a graph.
+  static constexpr bool is_capturable = true;
 
   /// A world over the ranks of `link`, which all call; makes `device` current. Null: a world of one rank.
   /// Errors, on all ranks alike: C22, C23; comm_error C24 when two ranks share a GPU; cuda_error C20; C02 and C04.

@@ -52,7 +52,7 @@ struct Errors {
 };
 
 /// The work of one rank, enqueued: nothing has run when this returns.
-void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_batches, Errors& errors,
+void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_batches, bool forks, Errors& errors,
                       std::deque<std::vector<float>>& kept) {
   Sharder& op = *rank.op;
   const Streams& streams = rank.streams;
@@ -75,6 +75,7 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
   }
   std::vector<int> order{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0};
   for (int step = 0; step < steps; ++step) {
+    if (forks) op.fork(streams);
     for (int micro = 0; micro < micro_batches; ++micro) {
       // The order goes on with a unit that nobody acquires: its gather is still under way when the step ends.
       std::vector<int> with_rest = order;
@@ -112,6 +113,7 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
       });
     }
     op.weights_changed(streams);
+    if (forks) op.join(streams);
   }
   op.begin({});
   for (int u = 0; u < units; ++u) {
@@ -123,7 +125,7 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
   }
 }
 
-void train(int ranks, int prefetch, int micro_batches, unsigned seed) {
+void train(int ranks, int prefetch, int micro_batches, bool forks, unsigned seed) {
   std::vector<fsdp::UnitSpec> model;
   for (int u = 0; u < units; ++u) {
     model.push_back({.name = "unit " + std::to_string(u),
@@ -138,7 +140,7 @@ void train(int ranks, int prefetch, int micro_batches, unsigned seed) {
   std::vector<Errors> errors(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
     all.emplace_back(world, r, ranks, plan);
-    enqueue_training(all.back(), r, ranks, 2, micro_batches, errors[static_cast<std::size_t>(r)], kept);
+    enqueue_training(all.back(), r, ranks, 2, micro_batches, forks, errors[static_cast<std::size_t>(r)], kept);
   }
   std::mt19937 random(seed);
   REQUIRE_NOTHROW(world.run(random));
@@ -157,7 +159,7 @@ TEST_CASE("every order of asynchronous work gives the right values") {
         CAPTURE(i);
         CAPTURE(ranks);
         CAPTURE(prefetch);
-        train(ranks, prefetch, 1 + static_cast<int>(i % 2), first + i);
+        train(ranks, prefetch, 1 + static_cast<int>(i % 2), i % 4 < 2, first + i);
       }
     }
   }
@@ -187,6 +189,44 @@ TEST_CASE("a step without sums leaves the shards alone until the step before is 
     REQUIRE_NOTHROW(world.run(random));
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("a fork has nothing in flight; a join brings it back, and nothing but compute goes on after it") {
+  std::vector<fsdp::UnitSpec> model;
+  for (const char* name : {"a", "b"}) model.push_back({.name = name, .params = {{.name = "w", .shape = {elems}}}});
+  const fsdp::Plan plan = fsdp::plan(model, {.dense = 2}, {.transport = Transport::peer});
+  DeferredWorld world(2, plan.footprint().symmetric);
+  std::deque<Rank> all;
+  std::array<int, 2> joined{};
+  for (int r = 0; r < 2; ++r) {
+    Rank& rank = all.emplace_back(world, r, 2, plan);
+    Sharder& op = *rank.op;
+    const Streams& streams = rank.streams;
+    op.load(0, 0, std::vector<float>(elems, 1.0f), streams);
+    op.fork(streams);
+    op.begin(std::array{0, 1});
+    op.acquire(0, streams);
+    CHECK_THROWS_WITH_AS(op.fork(streams), doctest::Contains("pleat[F17]: fork while a gather or a sum is under way"),
+                         shape_error);
+    op.join(streams);
+    CHECK_THROWS_WITH_AS(op.fork(streams), doctest::Contains("pleat[F10]"), shape_error);
+    op.release(0, streams);
+    op.gradient(0, streams);
+    CHECK_THROWS_WITH_AS(op.fork(streams), doctest::Contains("pleat[F17]"), shape_error);
+    op.reduce(0, streams);
+    CHECK_THROWS_WITH_AS(op.fork(streams), doctest::Contains("pleat[F17]"), shape_error);
+    op.finish_gradients(streams);
+    op.join(streams);
+    CHECK_NOTHROW(op.fork(streams));
+    op.join(streams);
+    streams.compute.run([&, r] {
+      joined[static_cast<std::size_t>(r)] =
+          streams.gather.queue->empty() && streams.reduce.queue->empty() && streams.own.queue->empty();
+    });
+  }
+  std::mt19937 random(std::random_device{}());
+  REQUIRE_NOTHROW(world.run(random));
+  CHECK(joined == std::array{1, 1});
 }
 
 }  // namespace
