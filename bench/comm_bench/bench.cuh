@@ -27,9 +27,12 @@ class Bench {
     report_.title("reduce_scatter, fp32; bytes: what each rank keeps; floor: the bare pull-and-add");
     for (const std::size_t bytes : sizes) reduce_scatter(bytes);
     peer_.check();
+    latency();
     leaves();
-    report_.title("proposed table; us: all_gather and all_to_all together; floor: the copies");
-    propose();
+    report_.title("proposed stores; us: all_gather and all_to_all together; floor: the copies");
+    propose(ways_us_);
+    report_.title("proposed sums; floor: the streams meet");
+    propose(sums_us_);
   }
 
  private:
@@ -41,10 +44,10 @@ class Bench {
   }
   // What the library's table chooses is held to the bars. `ctas` 0: copies.
   static bool is_chosen(std::size_t bytes, int ctas) {
-    return pleat::store_ctas_of(pleat::TransferTable{}.stores, bytes) == ctas;
+    return pleat::ctas_of(pleat::TransferTable{}.stores, bytes) == ctas;
   }
   static_assert([] {
-    for (const pleat::StoreStep& step : pleat::TransferTable{}.stores) {
+    for (const pleat::KernelStep& step : pleat::TransferTable{}.stores) {
       if (step.up_to_bytes > most_store_bytes) return false;
       if (step.up_to_bytes != 0 && std::ranges::count(store_ctas, step.ctas) == 0) return false;
     }
@@ -125,22 +128,29 @@ class Bench {
     measure(name, "leaf alone", leaf_sum(site_, bytes), bytes, floor_us);
     measure(name, "NCCL", nccl_reduce_scatter(site_, bytes), bytes, floor_us);
     measure(name, "NcclComm, ordered", comm_ordered_sum(site_, site_.world, bytes), bytes, floor_us);
-    std::vector<Bar> limits;
-    if (bytes >= 32 * mib) limits.push_back({"1.10 floor", 1.10 * floor_us});
-    measure(name, "peer, ordered", peer_.ordered_sum(bytes), bytes, floor_us, limits);
+    for (std::size_t i = 0; i < std::size(sum_ctas); ++i) {
+      const int ctas = sum_ctas[i];
+      if (ctas != 0 && bytes > most_sum_bytes) continue;
+      std::vector<Bar> limits;
+      if (bytes >= mib && ctas == pleat::ctas_of(pleat::TransferTable{}.sums, bytes)) {
+        limits.push_back({"1.10 floor", 1.10 * floor_us});
+      }
+      const std::string way = ctas == 0 ? "peer, streams meet" : "peer, " + std::to_string(ctas) + " CTAs";
+      sums_us_[bytes][ctas] += measure(name, way, peer_.ordered_sum(i, bytes), bytes, floor_us, limits);
+    }
     if (threads_ != nullptr) {
       measure(name, "CudaThreadComm, ordered", comm_ordered_sum(site_, *threads_, bytes), bytes, floor_us);
     }
   }
 
   /// For every size the way that takes the fewest multiprocessors within 2% of the fastest.
-  void propose() {
-    for (const auto& [bytes, ways] : ways_us_) {
+  void propose(const std::map<std::size_t, std::map<int, double>>& table) {
+    for (const auto& [bytes, ways] : table) {
       const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
       const double most_us = 1.02 * std::min_element(ways.begin(), ways.end(), less)->second;
       const auto [ctas, us] =
           *std::find_if(ways.begin(), ways.end(), [&](const auto& w) { return w.second <= most_us; });
-      report_.add({"step", ctas == 0 ? "copies" : std::to_string(ctas) + " CTAs", bytes, us, gb_per_s(2 * bytes, us),
+      report_.add({"step", ctas == 0 ? "no kernel" : std::to_string(ctas) + " CTAs", bytes, us, gb_per_s(bytes, us),
                    ways.at(0)});
     }
   }
@@ -187,6 +197,7 @@ class Bench {
   pleat::CudaThreadComm* threads_;
   std::vector<double> copy_us_;                           // of the bare copy engine, per size
   std::map<std::size_t, std::map<int, double>> ways_us_;  // of all_gather and all_to_all; [bytes, CTAs or 0]
+  std::map<std::size_t, std::map<int, double>> sums_us_;  // of reduce_scatter
 };
 
 }  // namespace comm_bench

@@ -36,26 +36,30 @@ inline Operation bare_sum(Site& site, std::size_t bytes, unsigned ctas) {
   const auto term = [&site, bytes](int r) {
     return reinterpret_cast<const float4*>(site.window_in(r) + static_cast<std::size_t>(site.rank()) * bytes);
   };
-  return {Shape::sum,
-          [&site, bytes, ctas, term](int i, const std::byte*) {
-            bare_pull_and_add<<<ctas, bare_threads, 0, site.s>>>(reinterpret_cast<float4*>(site.out(i, bytes)), term(0),
-                                                                 term(1), bytes / sizeof(float4));
-            check_launch("bare_pull_and_add");
-            return site.out(i, bytes);
-          },
-          [&site](int) { return site.window_in(site.rank()); }, 1};
+  return {.shape = Shape::sum,
+          .enqueue =
+              [&site, bytes, ctas, term](int i, const std::byte*) {
+                bare_pull_and_add<<<ctas, bare_threads, 0, site.s>>>(reinterpret_cast<float4*>(site.out(i, bytes)),
+                                                                     term(0), term(1), bytes / sizeof(float4));
+                check_launch("bare_pull_and_add");
+                return site.out(i, bytes);
+              },
+          .input = [&site](int) { return site.window_in(site.rank()); },
+          .inputs = 1};
 }
 /// The leaf alone on the same terms.
 inline Operation leaf_sum(Site& site, std::size_t bytes) {
-  return {Shape::sum,
-          [&site, bytes](int i, const std::byte*) {
-            const std::size_t mine = static_cast<std::size_t>(site.rank()) * bytes;
-            const void* const terms[] = {site.window_in(0) + mine, site.window_in(1) + mine};
-            pleat::core_leaf<pleat::cuda_device>::sum_ranks(site.out(i, bytes), DType::f32, terms, DType::f32,
-                                                            bytes / 4, false, site.s);
-            return site.out(i, bytes);
-          },
-          [&site](int) { return site.window_in(site.rank()); }, 1};
+  return {.shape = Shape::sum,
+          .enqueue =
+              [&site, bytes](int i, const std::byte*) {
+                const std::size_t mine = static_cast<std::size_t>(site.rank()) * bytes;
+                const void* const terms[] = {site.window_in(0) + mine, site.window_in(1) + mine};
+                pleat::core_leaf<pleat::cuda_device>::sum_ranks(site.out(i, bytes), DType::f32, terms, DType::f32,
+                                                                bytes / 4, false, site.s);
+                return site.out(i, bytes);
+              },
+          .input = [&site](int) { return site.window_in(site.rank()); },
+          .inputs = 1};
 }
 
 // NCCL itself.
@@ -75,7 +79,7 @@ inline Operation nccl_window_all_gather(Site& site, std::size_t bytes) {
             site.world.settle(ncclAllGather(in, out, bytes, ncclUint8, site.world.native(), site.s), "ncclAllGather");
             return out;
           },
-          [&site](int) { return site.window_in(site.rank()); }, 1};
+          [&site](int) { return site.window_in(site.rank()); }, 0, 1};
 }
 inline void nccl_swap(Site& site, const std::byte* in, std::byte* out, std::size_t bytes) {
   const std::size_t mine = static_cast<std::size_t>(site.rank()) * bytes;
@@ -99,7 +103,7 @@ inline Operation nccl_window_all_to_all(Site& site, std::size_t bytes) {
             nccl_swap(site, in, out, bytes);
             return out;
           },
-          [&site](int) { return site.window_in(site.rank()); }, 1};
+          [&site](int) { return site.window_in(site.rank()); }, 0, 1};
 }
 inline Operation nccl_reduce_scatter(Site& site, std::size_t bytes) {
   return {Shape::sum, [&site, bytes](int i, const std::byte* in) {

@@ -3,8 +3,8 @@
 
 #include <deque>
 
-#include <pleat/comm/peer_reduce_scatter.hpp>
 #include <pleat/cuda/peer_collectives.cuh>
+#include <pleat/cuda/peer_sums.cuh>
 
 #include "operations.cuh"
 
@@ -12,29 +12,28 @@ namespace comm_bench {
 
 /// Stores are measured beyond the sizes that the table gives them, with several numbers of CTAs: the table is made of
 /// these rows.
-inline constexpr std::size_t most_store_bytes = 64 * mib;
+inline constexpr std::size_t most_store_bytes = 64 * mib, most_sum_bytes = 64 * mib;
 inline constexpr int store_ctas[] = {1, 2, 4, 8, 16, 32, 64, 132};
+inline constexpr int sum_ctas[] = {0, 8, 16, 32, 64, 132};  // 0: streams meet
 
 /// All of it bound to one arena.
 class PeerOperations {
  public:
   using Collectives = pleat::PeerCollectives<pleat::CudaExecutor, pleat::MappedPeers, pleat::MappedStores>;
-  using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, pleat::MappedPeers>;
+  using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, pleat::MappedPeers, pleat::MappedSums>;
 
   explicit PeerOperations(Site& site, std::size_t most_block_bytes)
-      : site_(site),
-        copies_(bind(copies_plan(most_block_bytes), site)),
-        sums_(pleat::bind(sums_plan(most_block_bytes), pleat::CudaExecutor{}, group(site),
-                          pleat::Memory<pleat::NcclArena>{.arena = &site.arena}, site.s)) {
-    for (const int ctas : store_ctas) stores_.push_back(bind(stores_plan(ctas), site));
+      : site_(site), copies_(bind<pleat::MappedStores, Collectives>(copies_plan(most_block_bytes))) {
+    for (const int ctas : store_ctas) stores_.push_back(bind<pleat::MappedStores, Collectives>(stores_plan(ctas)));
+    for (const int ctas : sum_ctas) sums_.push_back(bind<pleat::MappedSums, Sums>(sums_plan(ctas, most_block_bytes)));
     site.world.wait(site.s);
     site.meet();
   }
 
   static std::size_t window_bytes(std::size_t most_block_bytes) {
-    std::size_t bytes =
-        copies_plan(most_block_bytes).footprint().symmetric + sums_plan(most_block_bytes).footprint().symmetric;
+    std::size_t bytes = copies_plan(most_block_bytes).footprint().symmetric;
     for (const int ctas : store_ctas) bytes += stores_plan(ctas).footprint().symmetric;
+    for (const int ctas : sum_ctas) bytes += sums_plan(ctas, most_block_bytes).footprint().symmetric;
     return bytes;
   }
 
@@ -51,24 +50,31 @@ class PeerOperations {
     operation.most_in_a_row = 1;
     return operation;
   }
-  Operation ordered_sum(std::size_t bytes) {
-    return {Shape::sum,
-            [this, bytes](int i, const std::byte*) {
-              sums_.reduce_scatter(site_.out(i, bytes), DType::f32, bytes / 4, false, site_.s);
-              return site_.out(i, bytes);
-            },
-            [this](int) { return sums_.input(site_.s); }, pleat::peer_slots};
+  /// `i`: which of `sum_ctas`. The terms lie there from the last two inputs on.
+  Operation ordered_sum(std::size_t i, std::size_t bytes) {
+    Sums& op = sums_[i].op;
+    return {.shape = Shape::sum,
+            .enqueue =
+                [this, &op, bytes](int k, const std::byte*) {
+                  if (k >= pleat::peer_slots) (void)op.input(site_.s);
+                  op.reduce_scatter(site_.out(k, bytes), DType::f32, bytes / 4, false, site_.s);
+                  return site_.out(k, bytes);
+                },
+            .input = [this, &op](int) { return op.input(site_.s); },
+            .inputs = pleat::peer_slots};
   }
 
   /// Errors: comm_error C27.
   void check() {
-    for (Bound& bound : stores_) bound.op.check_stores(site_.s);
+    for (Bound<Collectives>& bound : stores_) bound.op.check_stores(site_.s);
+    for (Bound<Sums>& bound : sums_) bound.op.check_sums(site_.s);
   }
 
  private:
+  template <class Op>
   struct Bound {
     pleat::CudaBuffer persistent;
-    Collectives op;
+    Op op;
   };
 
   static pleat::PeerCollectivesPlan copies_plan(std::size_t most_block_bytes) {
@@ -78,15 +84,18 @@ class PeerOperations {
     return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_store_bytes,
                                                              {.stores = {{{most_store_bytes, ctas}}}});
   }
-  static pleat::PeerReduceScatterPlan sums_plan(std::size_t most_block_bytes) {
-    return {.ranks = ranks, .block_elems = most_block_bytes / 4};
+  static pleat::PeerReduceScatterPlan sums_plan(int ctas, std::size_t most_block_bytes) {
+    return pleat::plan_peer_reduce_scatter<pleat::MappedSums>(
+        ranks, (ctas == 0 ? most_block_bytes : most_sum_bytes) / 4, DType::f32,
+        {.sums = {{{ctas == 0 ? 0 : most_sum_bytes, ctas}}}});
   }
-  static pleat::GroupComm<pleat::NcclComm> group(Site& site) { return site.world; }
-  static Bound bind(const pleat::PeerCollectivesPlan& plan, Site& site) {
+  template <class Kernels, class Op, class Plan>
+  Bound<Op> bind(const Plan& plan) const {
     pleat::CudaBuffer persistent(plan.footprint().persistent);
-    const pleat::Memory<pleat::NcclArena> memory{.persistent = persistent.block(), .arena = &site.arena};
-    return {std::move(persistent), pleat::bind<pleat::MappedStores>(plan, pleat::CudaExecutor{}, group(site), memory,
-                                                                    site.s, std::chrono::seconds(5))};
+    const pleat::Memory<pleat::NcclArena> memory{.persistent = persistent.block(), .arena = &site_.arena};
+    return {std::move(persistent),
+            pleat::bind<Kernels>(plan, pleat::CudaExecutor{}, pleat::GroupComm<pleat::NcclComm>(site_.world), memory,
+                                 site_.s, std::chrono::seconds(5))};
   }
 
   /// Given back at once: the result lies there until the call after the next.
@@ -106,9 +115,9 @@ class PeerOperations {
   }
 
   Site& site_;
-  Bound copies_;
-  Sums sums_;
-  std::deque<Bound> stores_;
+  Bound<Collectives> copies_;
+  std::deque<Bound<Collectives>> stores_;
+  std::deque<Bound<Sums>> sums_;
 };
 
 }  // namespace comm_bench

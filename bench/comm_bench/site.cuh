@@ -32,9 +32,11 @@ struct Operation {
   Shape shape;
   /// Enqueues the i-th operation of a sample, on Site::s; where its result lies.
   std::function<const std::byte*(int i, const std::byte* in)> enqueue;
-  /// Where the input of the i-th operation lies; empty: in memory of its own, rotated.
+  /// Where the i-th input lies; empty: in memory of its own, rotated.
   std::function<std::byte*(int i)> input = {};
-  /// Operations in a row whose results and inputs live at the same time; 0: as many as the size asks for.
+  /// Inputs that operations in a row take in turn; 0: each has its own.
+  int inputs = 0;
+  /// Operations in a row; 0: as many as the size asks for.
   int most_in_a_row = 0;
 };
 
@@ -95,11 +97,12 @@ class Site {
         operation.shape == Shape::gather || operation.shape == Shape::exchange ? block_bytes : ranks * block_bytes;
     int count = in_a_row(block_bytes);
     if (operation.most_in_a_row != 0) count = std::min(count, operation.most_in_a_row);
-    std::vector<const std::byte*> in(static_cast<std::size_t>(count)), results(in.size());
+    const int inputs = operation.inputs == 0 ? count : std::min(count, operation.inputs);
+    std::vector<const std::byte*> in(static_cast<std::size_t>(inputs)), results(static_cast<std::size_t>(count));
     std::vector<double> times;
     constexpr int warm_ups = 2;
     for (int sample = 0; sample < warm_ups + samples; ++sample) {
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < inputs; ++i) {
         std::byte* const input =
             operation.input ? operation.input(i) : in_.data() + static_cast<std::size_t>(i) * in_bytes;
         fill<<<grid, threads, 0, s>>>(reinterpret_cast<float*>(input), key(sample, i, rank()), in_bytes / 4);
@@ -107,12 +110,11 @@ class Site {
         in[static_cast<std::size_t>(i)] = input;
       }
       const auto enqueue = [&](int i) {
-        const auto at = static_cast<std::size_t>(i);
-        results[at] = operation.enqueue(i, in[at]);
+        results[static_cast<std::size_t>(i)] = operation.enqueue(i, in[static_cast<std::size_t>(i % inputs)]);
       };
       times.push_back(1000 * meet(time_ms(sample, count, enqueue)) / count);
       for (int i = std::max(0, count - 2); i < count; ++i) {
-        check(operation.shape, results[static_cast<std::size_t>(i)], block_bytes, sample, i);
+        check(operation.shape, results[static_cast<std::size_t>(i)], block_bytes, sample, i % inputs);
       }
     }
     unsigned long long wrong = 0;

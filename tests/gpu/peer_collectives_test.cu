@@ -1,12 +1,12 @@
 // PeerCollectives and PeerReduceScatter on two GPUs: stores and copies in any order under random delays, graphs that
 // are replayed, and a peer that does not come.
-#include <pleat/comm/peer_reduce_scatter.hpp>
-#include <pleat/cuda/leaf.cuh>
 #include <pleat/cuda/peer_collectives.cuh>
+#include <pleat/cuda/peer_sums.cuh>
 
 #include <gpu/two_gpus_main.cuh>
 
 #include <deque>
+#include <numeric>
 #include <random>
 
 namespace {
@@ -15,11 +15,12 @@ using namespace two_gpus;
 using pleat::check_launch;
 using pleat::DType;
 using Collectives = pleat::PeerCollectives<pleat::CudaExecutor, MappedPeers, pleat::MappedStores>;
-using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, MappedPeers>;
+using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, MappedPeers, pleat::MappedSums>;
 
 constexpr std::size_t most_bytes = std::size_t{128} << 10;
 constexpr pleat::TransferTable table{.stores = {{{std::size_t{1} << 10, 1}, {std::size_t{16} << 10, 4}}},
-                                     .beside_bytes = std::size_t{48} << 10};
+                                     .beside_bytes = std::size_t{48} << 10,
+                                     .sums = {{{std::size_t{4} << 10, 2}, {std::size_t{32} << 10, 5}}}};
 
 /// Byte `i` of what rank `from` brings to call `call`.
 __device__ std::uint8_t pattern(int from, std::uint32_t call, std::size_t i) {
@@ -45,21 +46,35 @@ __global__ void delay(std::uint64_t ns) {
   }
 }
 /// Integers as floats, so that every order of the sum has its bits.
-__global__ void fill_terms(float* out, std::size_t elems, int from, std::uint32_t call) {
+__global__ void fill_terms(float* out, std::size_t elems, int from, const std::uint32_t* call) {
   for (std::size_t i = threadIdx.x; i < elems; i += blockDim.x) {
-    out[i] = static_cast<float>((i * 7 + call * 31 + static_cast<std::size_t>(from) * 1009) % 65521);
+    out[i] = static_cast<float>((i * 7 + *call * 31 + static_cast<std::size_t>(from) * 1009) % 65521);
   }
 }
-__global__ void compare_sums(const float* found, std::size_t elems, std::size_t first, std::uint32_t call,
+__global__ void compare_sums(const float* found, std::size_t elems, std::size_t first, const std::uint32_t* call,
                              std::uint32_t* errors) {
   for (std::size_t i = threadIdx.x; i < elems; i += blockDim.x) {
     float sum = 0;
     for (std::size_t from = 0; from < ranks; ++from) {
-      sum += static_cast<float>(((first + i) * 7 + call * 31 + from * 1009) % 65521);
+      sum += static_cast<float>(((first + i) * 7 + *call * 31 + from * 1009) % 65521);
     }
     if (found[i] != sum) atomicAdd(errors, 1u);
   }
 }
+
+/// 0, 1, 2 .. in device memory: what names the call whose data a kernel writes or looks for.
+class Numbers {
+ public:
+  explicit Numbers(int count) : memory_(static_cast<std::size_t>(count) * sizeof(std::uint32_t)) {
+    std::vector<std::uint32_t> counted(static_cast<std::size_t>(count));
+    std::iota(counted.begin(), counted.end(), 0u);
+    check_cuda(cudaMemcpy(memory_.data(), counted.data(), memory_.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  std::uint32_t* at(int i) const { return reinterpret_cast<std::uint32_t*>(memory_.data()) + i; }
+
+ private:
+  pleat::CudaBuffer memory_;
+};
 
 /// One rank's side: the operation, an input, and what tells whether results are right.
 struct Subject {
@@ -131,11 +146,7 @@ std::string calls(Rank& site) {
     int round;
   };
   std::mt19937 common(5), own(static_cast<unsigned>(site.rank));
-  const pleat::CudaBuffer numbers(rounds * sizeof(std::uint32_t));
-  auto* const number = reinterpret_cast<std::uint32_t*>(numbers.data());
-  std::vector<std::uint32_t> counted(rounds);
-  for (int i = 0; i < rounds; ++i) counted[static_cast<std::size_t>(i)] = static_cast<std::uint32_t>(i);
-  check_cuda(cudaMemcpy(number, counted.data(), numbers.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  const Numbers numbers(rounds);
   const auto dawdle = [&] {
     const auto draw = own();
     if (draw % 4 != 0) return;
@@ -145,16 +156,16 @@ std::string calls(Rank& site) {
   };
   const auto look = [&](const InUse& result) {
     if (result.is_gathered) {
-      subject.check_gathered(result.out, result.bytes, number + result.round);
+      subject.check_gathered(result.out, result.bytes, numbers.at(result.round));
     } else {
-      subject.check_from_all(result.out, result.bytes, number + result.round);
+      subject.check_from_all(result.out, result.bytes, numbers.at(result.round));
     }
   };
   std::deque<InUse> in_use;
   for (int round = 0; round < rounds; ++round) {
     const std::size_t bytes = sizes[common() % std::size(sizes)];
     const auto kind = common() % 3;
-    subject.call = number + round;
+    subject.call = numbers.at(round);
     dawdle();
     const std::byte* const out = kind == 0 ? subject.to_all(bytes) : subject.gather(bytes, kind == 2);
     in_use.push_back({out, bytes, kind != 0, round});
@@ -194,29 +205,89 @@ std::string replays(Rank& site) {
   return std::to_string(launches) + " replays";
 }
 
-std::string sums(Rank& site) {
-  constexpr int rounds = 1000;
-  constexpr std::size_t most = most_bytes / 4;
-  const pleat::PeerReduceScatterPlan plan{.ranks = ranks, .block_elems = most};
-  const CudaStream s;
-  Sums op(plan, site.open(plan.footprint().symmetric, plan.channels()), s);
-  const pleat::CudaBuffer out(most * sizeof(float));
-  std::uint32_t* const errors = site.word();
-  std::mt19937 common(6), own(static_cast<unsigned>(site.rank));
-  site.link.meet();
-  for (std::uint32_t round = 0; round < rounds; ++round) {
-    const std::size_t elems = common() % (most + 1);
+/// One rank's side of sums.
+struct SumSubject {
+  static constexpr std::size_t most = most_bytes / sizeof(float);
+
+  explicit SumSubject(Rank& on, std::chrono::milliseconds deadline = 15s)
+      : site(on),
+        plan(pleat::plan_peer_reduce_scatter<pleat::MappedSums>(ranks, most, DType::f32, table)),
+        persistent(plan.footprint().persistent),
+        out(most * sizeof(float)),
+        op(plan, on.open(plan.footprint().symmetric, plan.channels()), persistent.block(), deadline, s),
+        errors(on.word()) {
+    site.wait(s);
+    site.link.meet();
+  }
+  void write(std::size_t elems, const std::uint32_t* call) {
+    fill_terms<<<1, 512, 0, s>>>(reinterpret_cast<float*>(op.input(s)), ranks * elems, site.rank, call);
+    check_launch("fill_terms");
+  }
+  void sum(std::size_t elems, const std::uint32_t* call) {
     auto* const found = reinterpret_cast<float*>(out.data());
-    auto* const terms = reinterpret_cast<float*>(op.input(s));
-    fill_terms<<<1, 512, 0, s>>>(terms, ranks * elems, site.rank, round);
-    if (own() % 4 == 0) delay<<<1, 1, 0, s>>>(own() % 60000);
+    check_cuda(cudaMemsetAsync(found, 0xff, elems * sizeof(float), s), "cudaMemsetAsync");
     op.reduce_scatter(found, DType::f32, elems, false, s);
-    compare_sums<<<1, 512, 0, s>>>(found, elems, static_cast<std::size_t>(site.rank) * elems, round, errors);
+    compare_sums<<<1, 512, 0, s>>>(found, elems, static_cast<std::size_t>(site.rank) * elems, call, errors);
     check_launch("compare_sums");
   }
-  site.wait(s);
-  require(Rank::fetch(errors) == 0, "wrong sums");
+  void finish() {
+    site.wait(s);
+    op.check_sums(s);
+    require(Rank::fetch(errors) == 0, "wrong sums");
+  }
+
+  Rank& site;
+  const CudaStream s;
+  pleat::PeerReduceScatterPlan plan;
+  pleat::CudaBuffer persistent, out;
+  Sums op;
+  std::uint32_t* errors;
+};
+
+/// Sums of all sizes, by kernels that meet and by streams that do, with and without an input asked for ahead.
+std::string sums(Rank& site) {
+  constexpr int rounds = 1500;
+  constexpr std::size_t sizes[] = {0, 1, 255, 1000, 1024, 1025, 8191, 8192, 8193, SumSubject::most};
+  SumSubject subject(site);
+  const Numbers numbers(rounds);
+  std::mt19937 common(6), own(static_cast<unsigned>(site.rank));
+  std::deque<std::size_t> written;
+  for (int round = 0; round < rounds; ++round) {
+    const int wanted = std::min(rounds, round + 1 + static_cast<int>(common() % 2));
+    for (int next = round + static_cast<int>(written.size()); next < wanted; ++next) {
+      written.push_back(sizes[common() % std::size(sizes)]);
+      subject.write(written.back(), numbers.at(next));
+      if (own() % 4 == 0) delay<<<1, 1, 0, subject.s>>>(own() % 60000);
+    }
+    subject.sum(written.front(), numbers.at(round));
+    written.pop_front();
+    if (own() % 4 == 0) delay<<<1, 1, 0, subject.s>>>(own() % 60000);
+    check_launch("delay");
+  }
+  subject.finish();
   return std::to_string(rounds) + " sums";
+}
+
+/// A graph of sums of both kinds, which is captured before any other, and sums in between.
+std::string sum_replays(Rank& site) {
+  constexpr int launches = 500;
+  SumSubject subject(site);
+  std::uint32_t* const call = site.word();
+  const auto calls = [&] {
+    for (const std::size_t elems : {std::size_t{1000}, SumSubject::most, std::size_t{8191}, std::size_t{1001}}) {
+      subject.write(elems, call);
+      subject.sum(elems, call);
+      next_call<<<1, 1, 0, subject.s>>>(call);
+    }
+  };
+  const Graph graph(subject.s, calls);
+  for (int i = 0; i < launches; ++i) {
+    graph.launch(subject.s);
+    if (i % 100 == 50) calls();
+  }
+  subject.finish();
+  require(Rank::fetch(call) == 4 * (launches + launches / 100), "calls are missing");
+  return std::to_string(launches) + " replays";
 }
 
 /// A peer that does not come: the kernel ends, and its status names the peer.
@@ -235,12 +306,26 @@ std::string absent(Rank& site) {
   }
   return "";
 }
+std::string absent_from_sum(Rank& site) {
+  SumSubject subject(site, 50ms);
+  if (site.rank == 0) {
+    (void)subject.op.input(subject.s);
+    subject.op.reduce_scatter(subject.out.data(), DType::f32, 100, false, subject.s);
+    site.wait(subject.s);
+    try {
+      subject.op.check_sums(subject.s);
+      throw std::runtime_error("no time-out was reported");
+    } catch (const pleat::comm_error& e) {
+      const std::string text = "pleat[C27]: in meet_and_sum_kernel, rank 0 of the window waited too long for rank 1";
+      require(std::string(e.what()).find(text) == 0, e.what());
+    }
+  }
+  return "";
+}
 
 constexpr Case cases[] = {
-    {"calls in any order", calls},
-    {"graph replays", replays},
-    {"ordered sums", sums},
-    {"an absent peer", absent},
+    {"calls in any order", calls},          {"graph replays", replays}, {"ordered sums", sums},
+    {"graph replays of sums", sum_replays}, {"an absent peer", absent}, {"a peer absent from a sum", absent_from_sum},
 };
 
 }  // namespace

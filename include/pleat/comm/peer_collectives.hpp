@@ -26,7 +26,7 @@ struct PeerCollectivesPlan {
   int ranks = 1;
   std::size_t block_bytes = 0;  // the largest block
   std::size_t store_bytes = 0;  // the largest that travels by stores
-  StoreSteps stores = {};       // those of the table that blocks need
+  KernelSteps stores = {};      // those of the table that blocks need
   int store_channels = 0;
   std::size_t store_persistent_bytes = 0;
   std::size_t beside_bytes = 0;  // see TransferTable
@@ -55,9 +55,7 @@ struct PeerCollectivesPlan {
 constexpr void append_to(Message& message, const PeerCollectivesPlan& p) {
   message.append("peer collectives ranks=").append(p.ranks).append(" block_bytes=").append(p.block_bytes);
   message.append(" stores=");
-  for (std::size_t i = 0; i < p.stores.size() && p.stores[i].up_to_bytes != 0; ++i) {
-    message.append(i == 0 ? "" : ",").append(p.stores[i].up_to_bytes).append(":").append(p.stores[i].ctas);
-  }
+  append_to(message, p.stores);
   message.append(" beside_bytes=").append(p.beside_bytes);
 }
 
@@ -68,17 +66,11 @@ constexpr PeerCollectivesPlan plan_peer_collectives(int ranks, std::size_t block
                                                     const TransferTable& table = {}) {
   PeerCollectivesPlan plan{.ranks = ranks, .block_bytes = block_bytes, .beside_bytes = table.beside_bytes};
   if constexpr (Stores::exist) {
-    int most_ctas = 0;
-    for (std::size_t i = 0; ranks > 1 && plan.store_bytes < block_bytes && i < table.stores.size(); ++i) {
-      const StoreStep step = table.stores[i];
-      if (step.up_to_bytes == 0) break;
-      plan.stores[i] = {step.up_to_bytes < block_bytes ? step.up_to_bytes : block_bytes, step.ctas};
-      plan.store_bytes = plan.stores[i].up_to_bytes;
-      most_ctas = step.ctas < most_ctas ? most_ctas : step.ctas;
-    }
-    if (most_ctas > 0) {
-      plan.store_channels = Stores::channels(most_ctas);
-      plan.store_persistent_bytes = Stores::persistent_bytes(ranks, most_ctas);
+    if (ranks > 1) plan.stores = steps_up_to(table.stores, block_bytes);
+    plan.store_bytes = largest_block(plan.stores);
+    if (const int ctas = most_ctas(plan.stores); ctas > 0) {
+      plan.store_channels = Stores::channels(ctas);
+      plan.store_persistent_bytes = Stores::persistent_bytes(ranks, ctas);
     }
   }
   return plan;
@@ -111,7 +103,7 @@ class PeerCollectives {
     stored_.slots = window.stored;
     if constexpr (Stores::exist) {
       if (plan_.store_bytes > 0) {
-        stores_.emplace(peers_, detail::slot_channels, most_store_ctas(), persistent, deadline, s);
+        stores_.emplace(peers_, detail::slot_channels, most_ctas(plan_.stores), persistent, deadline, s);
         stores_to_release_ = peer_slots;
       }
     }
@@ -171,11 +163,6 @@ class PeerCollectives {
     int slot = 0;
   };
 
-  int most_store_ctas() const {
-    int most = 0;
-    for (const StoreStep& step : plan_.stores) most = step.ctas < most ? most : step.ctas;
-    return most;
-  }
   bool is_stored(std::size_t bytes) const { return bytes <= plan_.store_bytes && plan_.store_bytes > 0; }
   Kind& kind_of(std::size_t bytes) { return is_stored(bytes) ? stored_ : copied_; }
 
@@ -208,8 +195,8 @@ class PeerCollectives {
              [[maybe_unused]] std::size_t bytes, [[maybe_unused]] std::byte* out, [[maybe_unused]] stream_type s) {
     if constexpr (Stores::exist) {
       std::byte* const own = out + static_cast<std::size_t>(peers_.rank()) * bytes;
-      stores_->move(in, stride_bytes, bytes, own, std::exchange(stores_to_release_, 0),
-                    store_ctas_of(plan_.stores, bytes), s);
+      stores_->move(in, stride_bytes, bytes, own, std::exchange(stores_to_release_, 0), ctas_of(plan_.stores, bytes),
+                    s);
     }
   }
 

@@ -90,6 +90,15 @@ inline DeviceSignals bind_device_signals(const MappedPeers& peers, int first_cha
   return signals;
 }
 
+/// Throws what kernels have left in the status word of `signals`, after what is on `s`; waits for it. `kernel` names
+/// them. Errors: comm_error C27; C20.
+inline void check_device_signals(const DeviceSignals& signals, const char* kernel, cudaStream_t s) {
+  std::uint64_t status = 0;
+  check_cuda(cudaMemcpyAsync(&status, signals.status, sizeof status, cudaMemcpyDeviceToHost, s), "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(s), "cudaStreamSynchronize");
+  check_device_status(status, kernel);
+}
+
 /// Loads `kernel` and checks that `ctas` of it fit on the current device at once: CTAs that wait for CTAs of a peer
 /// must all be resident there too. At bind, on every rank. Errors: comm_error C28, C20.
 template <class Kernel>

@@ -34,6 +34,12 @@ bool is_packable(const void* data, int width) {
          0;
 }
 
+template <class Out, class Part>
+bool are_packable(const void* out, std::span<const void* const> parts, int width) {
+  return is_packable<Out>(out, width) &&
+         std::all_of(parts.begin(), parts.end(), [=](const void* part) { return is_packable<Part>(part, width); });
+}
+
 template <class Out, class In, int Width>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads) cast_copy_kernel(Out* out, const In* in, std::size_t packs) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * leaf_threads;
@@ -46,43 +52,48 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads) cast_copy_kernel(Out* out, con
   }
 }
 
-/// One thread adds `Batch` packs at a time; the next rank's loads are in flight while this rank's are added.
-template <class Out, class Part, int Width, int Batch>
-PLEAT_KERNEL void __launch_bounds__(leaf_threads)
-    sum_ranks_kernel(Out* out, const __grid_constant__ RankParts parts, std::size_t packs, bool accumulate) {
+inline constexpr int sum_batch = 4;
+template <class Out, class Part>
+inline constexpr int sum_width = pack_width(std::max(sizeof(Out), sizeof(Part)));
+/// The sum of the parts from `offset_bytes` on, by all threads of the grid. One thread adds `sum_batch` packs at a
+/// time; the next rank's loads are in flight while this rank's are added.
+template <class Out, class Part, int Width>
+__device__ __forceinline__ void add_parts(Out* out, const RankParts& parts, std::size_t offset_bytes, std::size_t packs,
+                                          bool accumulate) {
+  constexpr int batch = sum_batch;
   using Sum = std::common_type_t<accumulator_t<Out>, accumulator_t<Part>>;
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * leaf_threads;
   const std::size_t start = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x;
-  for (std::size_t first = start; first < packs; first += step * Batch) {
-    Pack<Part, Width> next[Batch];
+  for (std::size_t first = start; first < packs; first += step * batch) {
+    Pack<Part, Width> next[batch];
     const auto load = [&](int r) {
-      const auto* from = reinterpret_cast<const Pack<Part, Width>*>(parts[r]);
+      const auto* from = reinterpret_cast<const Pack<Part, Width>*>(parts[r] + offset_bytes);
 #pragma unroll
-      for (int b = 0; b < Batch; ++b) {
+      for (int b = 0; b < batch; ++b) {
         if (first + b * step < packs) next[b] = from[first + b * step];
       }
     };
-    Sum sum[Batch][Width];
+    Sum sum[batch][Width];
 #pragma unroll
-    for (int b = 0; b < Batch; ++b) {
+    for (int b = 0; b < batch; ++b) {
 #pragma unroll
       for (int k = 0; k < Width; ++k) sum[b][k] = 0;
     }
     load(0);
     for (int r = 0; r < parts.count; ++r) {
-      Pack<Part, Width> term[Batch];
+      Pack<Part, Width> term[batch];
 #pragma unroll
-      for (int b = 0; b < Batch; ++b) term[b] = next[b];
+      for (int b = 0; b < batch; ++b) term[b] = next[b];
       if (r + 1 < parts.count) load(r + 1);
 #pragma unroll
-      for (int b = 0; b < Batch; ++b) {
+      for (int b = 0; b < batch; ++b) {
 #pragma unroll
         for (int k = 0; k < Width; ++k) sum[b][k] += static_cast<Sum>(term[b].elem[k]);
       }
     }
     auto* to = reinterpret_cast<Pack<Out, Width>*>(out);
 #pragma unroll
-    for (int b = 0; b < Batch; ++b) {
+    for (int b = 0; b < batch; ++b) {
       if (first + b * step >= packs) continue;
       Pack<Out, Width> result;
       if (accumulate) result = to[first + b * step];
@@ -93,6 +104,12 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
       to[first + b * step] = result;
     }
   }
+}
+
+template <class Out, class Part, int Width>
+PLEAT_KERNEL void __launch_bounds__(leaf_threads)
+    sum_ranks_kernel(Out* out, const __grid_constant__ RankParts parts, std::size_t packs, bool accumulate) {
+  add_parts<Out, Part, Width>(out, parts, 0, packs, accumulate);
 }
 
 inline constexpr int square_partials = 512;
@@ -154,8 +171,8 @@ struct core_leaf<cuda_device> {
           preload_kernel(detail::cast_copy_kernel<Out, In, width>, "cast_copy_kernel");
           preload_kernel(detail::cast_copy_kernel<Out, In, 1>, "cast_copy_kernel");
         }
-        preload_kernel(detail::sum_ranks_kernel<Out, In, width, sum_batch>, "sum_ranks_kernel");
-        preload_kernel(detail::sum_ranks_kernel<Out, In, 1, sum_batch>, "sum_ranks_kernel");
+        preload_kernel(detail::sum_ranks_kernel<Out, In, width>, "sum_ranks_kernel");
+        preload_kernel(detail::sum_ranks_kernel<Out, In, 1>, "sum_ranks_kernel");
         if constexpr (sums_in_bulk<Out, In>) detail::prepare_bulk_sum<Out, In>();
       });
       preload_kernel(detail::square_kernel<Out, detail::pack_width(sizeof(Out))>, "square_kernel");
@@ -187,17 +204,15 @@ struct core_leaf<cuda_device> {
       dispatch_dtype(FloatTypes{}, part_dtype, [&](auto part_type) {
         using Out = typename decltype(out_type)::type;
         using Part = typename decltype(part_type)::type;
-        constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(Part)));
+        constexpr int width = detail::sum_width<Out, Part>;
         const auto are_packable = [&](int elems_at_once) {
-          return detail::is_packable<Out>(out, elems_at_once) &&
-                 std::all_of(parts.begin(), parts.end(),
-                             [&](const void* part) { return detail::is_packable<Part>(part, elems_at_once); });
+          return detail::are_packable<Out, Part>(out, parts, elems_at_once);
         };
         std::size_t done = 0;
         if constexpr (sums_in_bulk<Out, Part>) {
           constexpr int bulk_width = detail::BulkSum::width<Part>;
           if (ctas > 0 && elems >= bulk_width && are_packable(bulk_width)) {
-            detail::launch_bulk_sum<Out, Part>(static_cast<Out*>(out), rank_parts(parts, 0), elems / bulk_width,
+            detail::launch_bulk_sum<Out, Part>(static_cast<Out*>(out), detail::rank_parts(parts, 0), elems / bulk_width,
                                                accumulate, ctas, s);
             done = elems / bulk_width * bulk_width;
           }
@@ -237,7 +252,6 @@ struct core_leaf<cuda_device> {
   }
 
  private:
-  static constexpr int sum_batch = 4;
   /// What gradients are summed from and to.
   template <class Out, class Part>
   static constexpr bool sums_in_bulk = std::is_same_v<Out, Part> || std::is_same_v<Out, accumulator_t<Part>>;
@@ -253,32 +267,11 @@ struct core_leaf<cuda_device> {
   static void launch_sum(Out* out, std::span<const void* const> parts, std::size_t offset_bytes, std::size_t packs,
                          bool accumulate, int ctas, cudaStream_t s) {
     if (packs == 0) return;
-    const detail::RankParts table = rank_parts(parts, offset_bytes);
-    const unsigned most = detail::leaf_grid((packs + sum_batch - 1) / sum_batch);
+    const detail::RankParts table = detail::rank_parts(parts, offset_bytes);
+    const unsigned most = detail::leaf_grid((packs + detail::sum_batch - 1) / detail::sum_batch);
     const unsigned grid = ctas > 0 ? std::min(most, static_cast<unsigned>(ctas)) : most;
-    detail::sum_ranks_kernel<Out, Part, Width, sum_batch>
-        <<<grid, detail::leaf_threads, 0, s>>>(out, table, packs, accumulate);
+    detail::sum_ranks_kernel<Out, Part, Width><<<grid, detail::leaf_threads, 0, s>>>(out, table, packs, accumulate);
     check_launch("sum_ranks_kernel");
-  }
-
-  static detail::RankParts rank_parts(std::span<const void* const> parts, std::size_t offset_bytes) {
-    detail::RankParts table{};
-    table.count = static_cast<int>(parts.size());
-    const auto at = [&](std::size_t r) { return static_cast<const std::byte*>(parts[r]) + offset_bytes; };
-    const std::ptrdiff_t spacing = parts.size() < 2 ? 0 : at(1) - at(0);
-    bool even = spacing != 0;
-    for (std::size_t r = 2; even && r < parts.size(); ++r) even = at(r) - at(r - 1) == spacing;
-    if (even) {
-      table.part[0] = at(0);
-      table.spacing_bytes = spacing;
-      return table;
-    }
-    if (parts.size() > detail::RankParts::most_scattered) {
-      fail<shape_error>("pleat[T09]: a sum over ", parts.size(), " parts that are not equally spaced; at most ",
-                        detail::RankParts::most_scattered);
-    }
-    for (std::size_t r = 0; r < parts.size(); ++r) table.part[r] = at(r);
-    return table;
   }
 };
 

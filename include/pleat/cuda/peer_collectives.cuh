@@ -137,12 +137,7 @@ class MappedStores {
   }
 
   /// Waits for `s`. Errors: comm_error C27 when a kernel has waited too long for a peer; C20.
-  void check(cudaStream_t s) const {
-    std::uint64_t status = 0;
-    CudaExecutor{}.copy(&status, signals_.status, sizeof status, s);
-    check_cuda(cudaStreamSynchronize(s), "cudaStreamSynchronize");
-    check_device_status(status, "store_blocks_kernel");
-  }
+  void check(cudaStream_t s) const { check_device_signals(signals_, "store_blocks_kernel", s); }
 
  private:
   static void carve(Carver& memory, int ranks, int ctas) {

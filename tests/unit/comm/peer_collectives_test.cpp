@@ -174,10 +174,10 @@ TEST_CASE("the plan records what the table says, and prints it") {
   CHECK(stores.stores[1].up_to_bytes == 32);
   const PeerCollectivesPlan small = plan_peer_collectives<FakeStores>(4, 16, small_table);
   CHECK(small.footprint().persistent == 8);  // the CTAs of one step
-  CHECK(store_ctas_of(both.stores, 0) == 2);
-  CHECK(store_ctas_of(both.stores, 16) == 2);
-  CHECK(store_ctas_of(both.stores, 17) == 3);
-  CHECK(store_ctas_of(both.stores, 65) == 0);
+  CHECK(ctas_of(both.stores, 0) == 2);
+  CHECK(ctas_of(both.stores, 16) == 2);
+  CHECK(ctas_of(both.stores, 17) == 3);
+  CHECK(ctas_of(both.stores, 65) == 0);
   CHECK(plan_peer_collectives<FakeStores>(1, 32, small_table).store_bytes == 0);
   CHECK(std::string(message_of(both).c_str()) ==
         "peer collectives ranks=4 block_bytes=1000 stores=16:2,64:3 beside_bytes=256");

@@ -5,6 +5,7 @@
 #include <pleat/comm/thread_arena.hpp>
 
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -20,15 +21,46 @@ using conformance::Bytes;
 using conformance::require;
 using testing_support::JitterExecutor;
 
-template <class Wire>
+constexpr TransferTable small_table{.sums = {{{40, 2}, {300, 3}}}};
+
+/// What MappedSums does, on host memory.
+class FakeSums {
+ public:
+  static constexpr bool exist = true;
+  static constexpr int channels(int) { return 1; }
+  static constexpr std::size_t persistent_bytes(int ranks, int ctas) { return static_cast<std::size_t>(ranks * ctas); }
+
+  FakeSums(HostPeers& peers, int channel, int ctas, Block persistent, std::chrono::milliseconds, HostStream)
+      : peers_(&peers), channel_(channel) {
+    require(ctas == 3, "CTAs of the plan");
+    require(persistent.size_bytes == persistent_bytes(peers.size(), ctas), "memory of the plan");
+  }
+  void add(void* out, DType out_dtype, std::span<const void* const> terms, DType wire, std::size_t elems,
+           bool accumulate, int ctas, HostStream s) {
+    require(ctas == (elems * size_bytes(wire) <= 40 ? 2 : 3), "CTAs of the step");
+    for (int i = 1; i < peers_->size(); ++i) peers_->signal((peers_->rank() + i) % peers_->size(), channel_, s);
+    for (int i = 1; i < peers_->size(); ++i) peers_->await((peers_->rank() + i) % peers_->size(), channel_, s);
+    core_leaf<testing_support::jitter_device>::sum_ranks(out, out_dtype, terms, wire, elems, accumulate, s);
+  }
+  void check(HostStream) const {}
+
+ private:
+  HostPeers* peers_;
+  int channel_;
+};
+
+/// `ahead`: how many inputs are asked for before the one that is summed; 2: now one, now none.
+template <class Wire, class Sums>
 void many_sums(ThreadComm& world, int ahead) {
   const GroupComm<ThreadComm> comm(world);
   const auto n = static_cast<std::size_t>(world.size());
   constexpr std::size_t most = 301;
   const DType wire = dtype_of<Wire>;
-  const PeerReduceScatterPlan plan{.ranks = world.size(), .block_elems = most, .wire = wire};
+  const PeerReduceScatterPlan plan = plan_peer_reduce_scatter<Sums>(world.size(), most, wire, small_table);
   HostArena arena(comm, plan.footprint().symmetric);
-  auto op = bind(plan, JitterExecutor{}, comm, Memory<HostArena>{.arena = &arena});
+  const HostBuffer persistent(plan.footprint().persistent);
+  auto op =
+      bind<Sums>(plan, JitterExecutor{}, comm, Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
   const HostBuffer scratch(reduce_scatter_scratch_bytes(most, world.size(), wire), 0xff);
   constexpr std::size_t sizes[] = {most, 0, 1, 17, 300, 2};
   const auto elems_of = [&](int round) { return sizes[static_cast<std::size_t>(round) % 6]; };
@@ -41,9 +73,9 @@ void many_sums(ThreadComm& world, int ahead) {
     std::byte* const input = op.input({});
     if (!terms.empty()) std::memcpy(input, terms.data(), terms.size());
   };
-  for (int round = 0; round < ahead; ++round) write(round);
-  for (int round = 0; round < rounds; ++round) {
-    if (round + ahead < rounds) write(round + ahead);
+  for (int round = 0, written = 0; round < rounds; ++round) {
+    const int wanted = round + (ahead == 2 ? round / 3 % 2 : ahead);
+    while (written <= wanted && written < rounds) write(written++);
     const std::size_t elems = elems_of(round);
     const Bytes terms = terms_of(round);
     std::vector<float> found(elems, 1.25f), expected = found;
@@ -57,32 +89,43 @@ void many_sums(ThreadComm& world, int ahead) {
 TEST_CASE("the bits of reduce_scatter_ordered") {
   for (const int ranks : conformance::sizes) {
     const testing_support::Watchdog watchdog("peer reduce-scatter");
-    run_ranks(ranks, [](ThreadComm& world) { many_sums<float>(world, 0); });
-    run_ranks(ranks, [](ThreadComm& world) { many_sums<bfloat16>(world, 1); });
+    for (const int ahead : {0, 1, 2}) {
+      run_ranks(ranks, [=](ThreadComm& world) { many_sums<float, NoSums>(world, ahead); });
+      run_ranks(ranks, [=](ThreadComm& world) { many_sums<bfloat16, FakeSums>(world, ahead); });
+    }
   }
 }
 
-TEST_CASE("the credits of sums may be captured in graphs") {
-  const auto log = std::make_shared<testing_support::DisciplineLog>();
-  const auto run = [&](ThreadComm& world) {
-    const PeerReduceScatterPlan plan{.ranks = 3, .block_elems = 4};
-    testing_support::DisciplineArena arena(world, plan.footprint().symmetric, log, 3);
-    auto op = bind(plan, JitterExecutor{}, GroupComm<ThreadComm>(world),
-                   Memory<testing_support::DisciplineArena>{.arena = &arena});
-    for (int round = 0; round < 20; ++round) {
-      float out[4];
-      std::memset(op.input({}), 0, 3 * sizeof out);
-      op.reduce_scatter(out, DType::f32, 4, false, {});
-    }
-  };
-  run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
-  CHECK(log->breaches() == "");
+TEST_CASE("the signals of sums may be captured in graphs") {
+  for (const int ahead : {0, 1}) {
+    const auto log = std::make_shared<testing_support::DisciplineLog>();
+    const auto run = [&](ThreadComm& world) {
+      const PeerReduceScatterPlan plan{.ranks = 3, .block_elems = 4};
+      testing_support::DisciplineArena arena(world, plan.footprint().symmetric, log, 3);
+      auto op = bind(plan, JitterExecutor{}, GroupComm<ThreadComm>(world),
+                     Memory<testing_support::DisciplineArena>{.arena = &arena});
+      for (int i = 0; i < ahead; ++i) (void)op.input({});
+      for (int round = 0; round < 20; ++round) {
+        float out[4];
+        std::memset(op.input({}), 0, 3 * sizeof out);
+        op.reduce_scatter(out, DType::f32, 4, false, {});
+      }
+    };
+    run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
+    CHECK(log->breaches() == "");
+  }
 }
 
 TEST_CASE("the plan of a reduce-scatter; C30 for calls out of order") {
   const PeerReduceScatterPlan plan{.ranks = 1, .block_elems = 40, .wire = DType::bf16};
   CHECK(plan.footprint() == Footprint{.symmetric = 2 * 128});
-  CHECK(std::string(message_of(plan).c_str()) == "peer reduce-scatter ranks=1 block_elems=40 wire=bf16");
+  CHECK(std::string(message_of(plan).c_str()) == "peer reduce-scatter ranks=1 block_elems=40 wire=bf16 sums=");
+  const PeerReduceScatterPlan kernels = plan_peer_reduce_scatter<FakeSums>(2, 40, DType::f32, small_table);
+  CHECK(kernels.footprint() == Footprint{.symmetric = 2 * 384, .persistent = 6});
+  CHECK(kernels.channels() == plan.channels() + 1);
+  CHECK(std::string(message_of(kernels).c_str()) ==
+        "peer reduce-scatter ranks=2 block_elems=40 wire=f32 sums=40:2,160:3");
+  CHECK(plan_peer_reduce_scatter<FakeSums>(1, 40, DType::f32, small_table).channels() == plan.channels());
   const GroupComm<ThreadComm> alone;
   HostArena arena(alone, 4096);
   auto op = bind(plan, HostExecutor{}, alone, Memory<HostArena>{.arena = &arena});
