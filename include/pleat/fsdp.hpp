@@ -8,6 +8,7 @@
 #include <pleat/fsdp/plan.hpp>
 #include <pleat/fsdp/reducer.hpp>
 #include <pleat/fsdp/shard_state.hpp>
+#include <pleat/fsdp/sharded_model.hpp>
 #include <pleat/fsdp/sharder.hpp>
 #include <pleat/fsdp/transport.hpp>
 #include <pleat/fsdp/view.hpp>

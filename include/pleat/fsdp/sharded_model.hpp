@@ -1,0 +1,151 @@
+// ShardedModel: sharded parameters for a trainer that exists: one object with its memory, used where weights were.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <pleat/core/buffer.hpp>
+#include <pleat/fsdp/sharder.hpp>
+
+namespace pleat::inline v0::fsdp {
+
+/// Whether peer access can move the shards of all groups of this rank.
+template <communicator Comm, symmetric_arena Arena>
+bool is_reachable(const Arena& arena, const Groups<Comm>& groups) {
+  return arena.reachable(groups.dense.gather.ranks()) && arena.reachable(groups.expert.gather.ranks());
+}
+
+struct ModelOptions {
+  DType compute = DType::bf16;
+  std::optional<DType> gradient = {};
+  /// Empty: peer access where the arena reaches every group on every rank, else collectives. A value forces either.
+  std::optional<Transport> transport = {};
+  int prefetch = 1;
+  int reduce_ctas = Options{}.reduce_ctas;
+  /// Of the world, without pipeline: see RuntimeMesh::fold.
+  int ep = 1;
+  int replicas = 1;
+};
+
+/// The parameters of a model, sharded over all ranks of `world` (experts over those that share them), with the memory
+/// and the communicators that this takes. Units are numbered in the order of the forward pass; a step uses them in that
+/// order and then in reverse:
+///
+///     fsdp::ShardedModel<Comm, Arena> model(world, units, streams);       // every rank
+///     model.load(unit, param, tensor);
+///     model.begin_step();                                                 // each micro-batch
+///     model.forward(unit, [&](UnitView weights) { ... });                 // units 0, 1, ...
+///     model.backward(unit, [&](UnitView weights, auto& gradients) { ... gradients.write(param) ... });
+///     model.finish_step([&](const ShardMemory& shard, int unit) { ... }); // after the last: the optimizer on shards
+///
+/// All work is enqueued on the caller's streams; see Sharder, which this owns, for what its calls mean and throw.
+template <communicator Comm, symmetric_arena Arena>
+class ShardedModel {
+ public:
+  using stream_type = typename Comm::stream_type;
+  using executor_type = executor_for<typename Comm::device_type>;
+  using sharder_type = Sharder<executor_type, Comm, Arena>;
+
+  /// Collective over `world`, which must outlive the model. `streams` are borrowed; makes communicators, memory and,
+  /// where peers are mapped, an arena. Errors: those of RuntimeMesh::fold, `plan`, the arena and `bind`.
+  ShardedModel(Comm& world, std::span<const UnitSpec> units, const ShardStreams<stream_type>& streams,
+               const ModelOptions& options = {})
+      : world_(&world),
+        streams_(streams),
+        comms_(RuntimeMesh::fold({.world = world.size(), .ep = options.ep, .replicas = options.replicas}), world),
+        op_(make(units, options)) {
+    for (int u = 0; u < static_cast<int>(units.size()); ++u) order_.push_back(u);
+    order_.insert(order_.end(), order_.rbegin(), order_.rend());
+  }
+
+  /// Sets a parameter from its full values; see Sharder::load.
+  template <class T>
+  void load(int unit, int param, const T& tensor) {
+    op_.load(unit, param, tensor, streams_);
+  }
+  /// Before each pass over the units.
+  void begin_step() { op_.begin(order_); }
+  /// `f(weights)` enqueues work that reads the unit's weights.
+  template <class F>
+  void forward(int unit, F&& f) {
+    f(op_.acquire(unit, streams_));
+    op_.release(unit, streams_);
+  }
+  /// `f(weights, gradients)` enqueues work that also writes gradients where `gradients.write(param)` says.
+  template <class F>
+  void backward(int unit, F&& f) {
+    const UnitView weights = op_.acquire(unit, streams_);
+    if (op_.plan().layouts[static_cast<std::size_t>(unit)].trains()) {
+      GradientView<executor_type> gradients = op_.gradient(unit, streams_);
+      f(weights, gradients);
+    }
+    op_.reduce(unit, streams_);
+    op_.release(unit, streams_);
+  }
+  /// `update(shard, unit)` enqueues, on the compute stream, the optimizer on the elements of this rank: it reads
+  /// `shard.gradient` and writes `shard.master` and `shard.compute`.
+  template <class F>
+  void finish_step(F&& update) {
+    op_.finish_gradients(streams_);
+    int unit = 0;
+    for (const ShardMemory& shard : op_.shards()) update(shard, unit++);
+    op_.weights_changed(streams_);
+  }
+  /// Waits until this rank's work is done, with the communicator's deadline.
+  void wait() {
+    op_.join(streams_);
+    world_->wait(streams_.compute);
+  }
+
+  sharder_type& sharder() { return op_; }
+  const Plan& plan() const { return op_.plan(); }
+
+ private:
+  using Buffer = buffer_for<typename Comm::device_type>;
+
+  sharder_type make(std::span<const UnitSpec> units, const ModelOptions& options) {
+    const Groups<Comm> groups = groups_of(comms_);
+    const auto planned = [&](Transport transport) {
+      return fsdp::plan(units, groups.sizes(),
+                        {.compute = options.compute,
+                         .gradient = options.gradient,
+                         .transport = transport,
+                         .prefetch = options.prefetch,
+                         .reduce_ctas = options.reduce_ctas});
+    };
+    Plan made = planned(options.transport.value_or(Transport::peer));
+    if (made.transport == Transport::peer) {
+      arena_ = std::make_unique<Arena>(comms_.world(), made.footprint().symmetric);
+      if (!options.transport && !on_all_ranks(is_reachable(*arena_, groups))) {
+        arena_.reset();
+        made = planned(Transport::collective);
+      }
+    }
+    persistent_ = Buffer(made.footprint().persistent);
+    return bind(made, executor_type(), groups, Memory<Arena>{.persistent = persistent_.block(), .arena = arena_.get()},
+                streams_.compute);
+  }
+  bool on_all_ranks(bool here) {
+    const auto ranks = static_cast<std::size_t>(world_->size());
+    const executor_type executor;
+    const Buffer mine(1), all(ranks);
+    const std::uint8_t value = here ? 1 : 0;
+    std::vector<std::uint8_t> values(ranks);
+    executor.copy(mine.block().data, &value, 1, streams_.compute);
+    comms_.world().all_gather(mine.block().data, all.block().data, 1, DType::u8, streams_.compute);
+    executor.copy(values.data(), all.block().data, ranks, streams_.compute);
+    world_->wait(streams_.compute);
+    return std::all_of(values.begin(), values.end(), [](std::uint8_t v) { return v == 1; });
+  }
+
+  Comm* world_;
+  ShardStreams<stream_type> streams_;
+  MeshComms<RuntimeMesh, Comm> comms_;
+  std::unique_ptr<Arena> arena_;
+  Buffer persistent_;
+  sharder_type op_;
+  std::vector<int> order_;
+};
+
+}  // namespace pleat::inline v0::fsdp

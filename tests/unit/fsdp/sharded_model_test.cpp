@@ -1,0 +1,110 @@
+// ShardedModel trains like one rank, whatever moves the shards, and all ranks choose alike what does.
+#include <pleat/fsdp/sharded_model.hpp>
+
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <pleat/comm.hpp>
+#include <pleat/fsdp.hpp>
+
+namespace {
+
+using namespace pleat;
+
+constexpr int units = 3, frozen = 1, steps = 2, micro_batches = 2;
+constexpr std::int64_t elems = 11;
+
+std::vector<fsdp::UnitSpec> model() {
+  std::vector<fsdp::UnitSpec> made;
+  for (int u = 0; u < units; ++u) {
+    made.push_back({.name = "unit", .params = {{.name = "w", .shape = {elems}, .frozen = u == frozen}}});
+  }
+  return made;
+}
+float weight(int unit, std::int64_t i) {
+  return static_cast<float>(1000 * unit + static_cast<int>(i));
+}
+float gradient(int rank, int unit, int step, int micro, std::int64_t i) {
+  return static_cast<float>((rank + 1) * (unit + 2) + 5 * step + 3 * micro + static_cast<int>(i));
+}
+/// On one rank, after `done` steps.
+float trained(int ranks, int unit, int done, std::int64_t i) {
+  float value = weight(unit, i);
+  for (int step = 0; step < done && unit != frozen; ++step) {
+    for (int micro = 0; micro < micro_batches; ++micro) {
+      for (int r = 0; r < ranks; ++r) value -= gradient(r, unit, step, micro, i);
+    }
+  }
+  return value;
+}
+
+template <class Arena>
+void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
+  run_ranks(ranks, [&](ThreadComm& world) {
+    fsdp::ShardedModel<ThreadComm, Arena> op(world, model(), {}, options);
+    CHECK(op.plan().transport == expected);
+    for (int u = 0; u < units; ++u) {
+      std::vector<float> values;
+      for (std::int64_t i = 0; i < elems; ++i) values.push_back(weight(u, i));
+      op.load(u, 0, values);
+    }
+    int wrong = 0;
+    const auto check = [&](const fsdp::UnitView& weights, int u, int step) {
+      for (std::int64_t i = 0; i < elems; ++i) wrong += weights[0].as<float>()[i] != trained(ranks, u, step, i);
+    };
+    for (int step = 0; step < steps; ++step) {
+      for (int micro = 0; micro < micro_batches; ++micro) {
+        op.begin_step();
+        for (int u = 0; u < units; ++u) op.forward(u, [&](const fsdp::UnitView& w) { check(w, u, step); });
+        for (int u = units; u-- > 0;) {
+          op.backward(u, [&](const fsdp::UnitView& w, auto& gradients) {
+            CHECK(u != frozen);
+            check(w, u, step);
+            const auto [tensor, accumulates] = gradients.write(0);
+            for (std::int64_t i = 0; i < elems; ++i) {
+              tensor.template as<float>()[i] = gradient(world.rank(), u, step, micro, i);
+            }
+          });
+        }
+      }
+      op.finish_step([&](const fsdp::ShardMemory& shard, int u) {
+        CHECK((shard.gradient == nullptr) == (u == frozen));
+        for (std::int64_t k = 0; k < shard.piece_count; ++k) {
+          const fsdp::UpdatePiece& piece = shard.pieces[k];
+          for (std::int64_t i = piece.begin; i < piece.begin + piece.elems; ++i) {
+            static_cast<float*>(shard.master)[i] -= static_cast<const float*>(shard.gradient)[i];
+          }
+        }
+      });
+    }
+    op.begin_step();
+    for (int u = 0; u < units; ++u) op.forward(u, [&](const fsdp::UnitView& w) { check(w, u, steps); });
+    op.wait();
+    CHECK(wrong == 0);
+  });
+}
+
+/// Reaches nobody on one rank.
+struct ShortArena : HostArena {
+  ShortArena(const GroupComm<ThreadComm>& stage, std::size_t bytes) : HostArena(stage, bytes), rank(stage.rank()) {}
+  bool reachable(const Group& group) const { return rank != 1 && HostArena::reachable(group); }
+  int rank;
+};
+
+TEST_CASE("a sharded model trains as one rank does") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    train<HostArena>(ranks, {.compute = DType::f32}, Transport::peer);
+    train<HostArena>(ranks, {.compute = DType::f32, .transport = Transport::collective, .prefetch = 0},
+                     Transport::collective);
+  }
+  train<HostArena>(4, {.compute = DType::f32, .replicas = 2}, Transport::peer);
+}
+
+TEST_CASE("where one rank cannot reach its group, all take collectives; a value forces either") {
+  train<ShortArena>(3, {.compute = DType::f32}, Transport::collective);
+  train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::peer}, Transport::peer);
+  train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::collective}, Transport::collective);
+}
+
+}  // namespace
