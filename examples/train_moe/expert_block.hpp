@@ -127,7 +127,7 @@ class ExpertBlock {
     if (watch != nullptr) watch->observe(layer, batch, a.saved->ids.template as<std::int32_t>());
     if (plan_.balance != LoadBalance::none) {
       balances_[static_cast<std::size_t>(layer)].forward(streams, a.saved->ids, a.saved->probs, plan_.balance_rows(),
-                                                         step_tokens, dprobs(a), Backend::tensor(balance, {1}));
+                                                         &step_tokens, dprobs(a), Backend::tensor(balance, {1}));
     }
     ops<typename Backend::Device>::add(out, middle, plan_.tokens * plan_.model.hidden, streams.compute);
   }

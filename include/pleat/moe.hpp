@@ -7,4 +7,5 @@
 #include <pleat/moe/layer.hpp>
 #include <pleat/moe/losses.hpp>
 #include <pleat/moe/router.hpp>
+#include <pleat/moe/router_z.hpp>
 #include <pleat/moe/selection_bias.hpp>

@@ -55,7 +55,7 @@ struct ExpertPlan {
   ExpertShape shape;
   ExpertOptions options;
 
-  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
   std::byte* take_inner_rows(Carver& memory) const {
     return memory.take_bytes(static_cast<std::size_t>(shape.capacity_rows * shape.inner) * size_bytes(shape.dtype));
   }

@@ -81,7 +81,8 @@ struct LayerPlan {
   }
 };
 
-/// Plans for ep groups of `ranks` ranks. Errors: those of the parts: mesh_error M06, shape_error E02, E03, E07.
+/// Plans for ep groups of `ranks` ranks. Errors: those of the parts: mesh_error M06, shape_error E02, E03, E07,
+/// E12.
 inline LayerPlan plan(int ranks, const LayerShape& shape, const LayerOptions& options = {}) {
   const DispatchPlan dispatch =
       plan(ranks, DispatchShape{shape.max_tokens, shape.hidden, shape.experts, shape.k, shape.dtype}, options.dispatch);
@@ -113,8 +114,9 @@ class LayerSaved {
 };
 
 /// The bound layer. It holds no weights: one operation serves all layers of a shape. Every rank of the ep group makes
-/// the same calls in the same order, with any number of tokens up to max_tokens, 0 among them. `acc` is the accumulator
-/// of the dtype. All work is ordered on `streams.compute`. Errors of all calls: shape_error T07, E01; comm_error.
+/// the same calls in the same order, with any number of tokens up to max_tokens, 0 among them; a graph that was
+/// captured with max_tokens takes other numbers by Choice::routed. `acc` is the accumulator of the dtype. All work is
+/// ordered on `streams.compute`. Errors of all calls: shape_error T07, E01; comm_error.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 class Layer {
  public:
@@ -135,6 +137,8 @@ class Layer {
   struct Choice {
     TensorRef bias{};  ///< [experts] acc: added to the scores for the choice only
     TensorRef ids{};   ///< [tokens, k] i32: the choice itself; the weights are still those of the logits
+    /// [tokens] u8: tokens with 0 are padding and unrouted. Ids that are given say so themselves.
+    TensorRef routed{};
   };
 
   /// x [tokens, hidden] dtype, logits [tokens, experts] acc -> y [tokens, hidden] dtype, overwritten. `weights` are
@@ -198,7 +202,7 @@ class Layer {
   template <class Logits>
   void route(const Streams<Stream>& streams, const Logits& logits, LayerSaved& saved, const Choice& choice) const {
     if (choice.ids.rank() == 0) {
-      return router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias);
+      return router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias, choice.routed);
     }
     const TensorRef ids = dense("ids", choice.ids, DType::i32, kind, {saved.ids.extent(0), plan_.router.shape.k});
     executor_.copy(saved.ids.data(), ids.data(), static_cast<std::size_t>(ids.elems()) * sizeof(std::int32_t),

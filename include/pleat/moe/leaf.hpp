@@ -10,10 +10,11 @@ namespace pleat::inline v0 {
 /// They take plans and raw pointers to dense row-major arrays; pointers to device data are never read by a schedule.
 ///
 /// Router (router.hpp) and losses (losses.hpp):
-/// - `route(plan, source, tokens, logits, bias, ids, weights, probs, s)`
+/// - `route(plan, source, tokens, logits, bias, routed, ids, weights, probs, s)`
 /// - `route_backward(plan, tokens, logits, ids, probs, dweights, dprobs, groups, dlogits, s)`
 /// - `count_choices(experts, k, groups, tokens, ids, accumulate, counts, s)`
-/// - `load_balance(plan, groups, tokens, ids, probs, counts, step, dprobs, value, s)`
+/// - `load_balance(plan, groups, tokens, ids, probs, counts, step, dprobs, value, scratch, s)`
+/// - `router_z(plan, tokens, logits, ids, step, dlogits, value, scratch, s)`
 /// - `update_bias(experts, dtype, counts, rate, bias, s)`
 ///
 /// Dispatch and combine (dispatch.hpp); rows of another rank are found through a RowTable (row_table.hpp):

@@ -7,6 +7,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/step_tokens.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -31,35 +32,31 @@ struct LoadBalanceShape {
   std::int64_t max_sequences = 1;
 };
 
-/// Tokens of the whole step, all micro-batches and ranks of dp x cp together.
-struct StepTokens {
-  double targets = 0;  ///< by which the step divides all gradients, once
-  double routed = 0;   ///< with at least one routed id: those that the loss counts
-};
-
 struct LoadBalancePlan {
   LoadBalanceShape shape;
   LoadBalanceOptions options;
   int ranks = 1;
 
-  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
   constexpr std::int64_t groups(std::int64_t sequences) const {
     return options.scope == BalanceScope::sequence ? sequences : 1;
   }
   /// Counts of one group of tokens: [0, experts) choices of each expert, [experts] routed tokens; exact in float64.
-  constexpr std::size_t counters() const { return static_cast<std::size_t>(shape.experts) + 1; }
+  PLEAT_HD constexpr std::size_t counters() const { return static_cast<std::size_t>(shape.experts) + 1; }
   constexpr std::size_t max_counters() const {
     return counters() * static_cast<std::size_t>(groups(shape.max_sequences));
   }
 
   struct Scratch {
     double* counts;
+    double* partials;  // [loss_partials] of the value
     Block reduction;
   };
   Scratch carve_scratch(Carver& memory) const {
     double* counts = memory.take<double>(max_counters());
+    double* partials = memory.take<double>(loss_partials);
     const std::size_t bytes = all_reduce_scratch_bytes(max_counters(), ranks, DType::f64);
-    return {counts, {memory.take_bytes(bytes), bytes}};
+    return {counts, partials, {memory.take_bytes(bytes), bytes}};
   }
   double* carve_persistent(Carver& memory) const {
     return memory.take<double>(options.scope == BalanceScope::global_batch ? counters() : 0);
@@ -99,13 +96,13 @@ class LoadBalance {
   /// loss with respect to the probabilities of every routed token of a group, to give to Router::backward. A group is a
   /// sequence (tokens/sequences consecutive tokens) in BalanceScope::sequence, else the micro-batch.
   ///
-  /// The gradient is that of `step.targets * L`: summing gradients over ranks and micro-batches and dividing once by
-  /// the target tokens gives grad L. Each micro-batch or sequence weighs in L by its share of `step.routed`; f has no
-  /// gradient; unrouted tokens have no part. `value` [1] f64 is increased by this rank's part of L: the sum over
-  /// micro-batches, and over dp x cp, is L. Errors: shape_error T07, E01, E04, E05.
+  /// `step` lies in device memory. The gradient is that of `step->targets * L`: summing gradients over ranks and
+  /// micro-batches and dividing once by the target tokens gives grad L. Each micro-batch or sequence weighs in L by its
+  /// share of `step->routed`; f has no gradient; unrouted tokens have no part. `value` [1] f64 is increased by this
+  /// rank's part of L: the sum over micro-batches, and over dp x cp, is L. Errors: shape_error T07, E01, E04, E05.
   template <class Ids, class Probs, class DProbs, class Value>
   void forward(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
-               const StepTokens& step, const DProbs& dprobs, const Value& value) {
+               const StepTokens* step, const DProbs& dprobs, const Value& value) {
     const std::int64_t groups = plan_.groups(sequences);
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
     const std::int64_t tokens = chosen.extent(0);
@@ -132,7 +129,7 @@ class LoadBalance {
       counts = running_;
     }
     moe_leaf<device_type>::load_balance(plan_, groups, tokens, chosen_ids, p.data(), counts, step, dp.data(),
-                                        sum.template as<double>(), s);
+                                        sum.template as<double>(), scratch_.partials, s);
   }
 
   /// Forgets the counts of the step's micro-batches: after each optimizer step.

@@ -42,7 +42,7 @@ struct RouterPlan {
   RouterShape shape;
   RouterOptions options;
 
-  constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
 };
 
 /// Errors: shape_error E02 when k does not fit experts, E03 when the groups do not.
@@ -67,7 +67,8 @@ enum class IdSource : unsigned char { logits, caller, balance };
 ///
 /// Ids are k distinct experts per token, best first; ties go to the lowest index, and NaN ranks below everything. Ids
 /// that a caller gives may be unrouted: outside [0, experts), or a repetition within their token. Those get weight 0
-/// and no gradient. Calls are local and ordered on `streams.compute`. Errors: shape_error T07, E01.
+/// and no gradient; a token that is padding has none but such ids. Calls are local and ordered on `streams.compute`.
+/// Errors: shape_error T07, E01.
 template <executor Executor>
 class Router {
  public:
@@ -79,19 +80,20 @@ class Router {
 
   /// Chooses: logits [tokens, experts] acc -> ids [tokens, k] i32, weights [tokens, k] acc, probs [tokens, experts]
   /// acc: the distribution of the load-balance loss, softmax or normalized sigmoid. `bias` [experts] acc, or absent, is
-  /// added to the scores for the choice only.
-  template <class Logits, class Ids, class Weights, class Probs, class Bias = TensorRef>
+  /// added to the scores for the choice only. `routed` [tokens] u8, or absent: tokens with 0 are padding, their ids are
+  /// -1.
+  template <class Logits, class Ids, class Weights, class Probs, class Bias = TensorRef, class Routed = TensorRef>
   void choose(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
-              const Probs& probs, const Bias& bias = {}) const {
+              const Probs& probs, const Bias& bias = {}, const Routed& routed = {}) const {
     const IdSource source = plan_.options.force_balance ? IdSource::balance : IdSource::logits;
-    route(streams, source, logits, ids, weights, probs, bias);
+    route(streams, source, logits, ids, weights, probs, bias, routed);
   }
 
   /// Weights and probs of the choice `ids` that the caller gives; otherwise as `choose`.
   template <class Logits, class Ids, class Weights, class Probs>
   void weigh(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
              const Probs& probs) const {
-    route(streams, IdSource::caller, logits, ids, weights, probs, TensorRef{});
+    route(streams, IdSource::caller, logits, ids, weights, probs, TensorRef{}, TensorRef{});
   }
 
   /// dweights [tokens, k] acc, and optionally dprobs [groups, experts] acc -> dlogits [tokens, experts] acc,
@@ -126,14 +128,16 @@ class Router {
             dense("probs", probs, plan_.accumulator(), kind, {tokens, plan_.shape.experts})};
   }
 
-  template <class Logits, class Ids, class Weights, class Probs, class Bias>
+  template <class Logits, class Ids, class Weights, class Probs, class Bias, class Routed>
   void route(const Streams<Stream>& streams, IdSource source, const Logits& logits, const Ids& ids,
-             const Weights& weights, const Probs& probs, const Bias& bias) const {
+             const Weights& weights, const Probs& probs, const Bias& bias, const Routed& routed) const {
     const auto [in, chosen, p] = operands(logits, ids, probs);
     const std::int64_t tokens = in.extent(0);
     const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {tokens, plan_.shape.k});
     const TensorRef b = dense_or_absent("bias", bias, plan_.accumulator(), kind, {plan_.shape.experts});
-    moe_leaf<device_type>::route(plan_, source, tokens, in.data(), b.data(), chosen.template as<std::int32_t>(),
+    const TensorRef mask = dense_or_absent("routed", routed, DType::u8, kind, {tokens});
+    moe_leaf<device_type>::route(plan_, source, tokens, in.data(), b.data(),
+                                 static_cast<const std::uint8_t*>(mask.data()), chosen.template as<std::int32_t>(),
                                  w.data(), p.data(), streams.compute);
   }
 

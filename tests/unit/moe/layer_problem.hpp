@@ -217,7 +217,8 @@ Answer<T> run(const Problem<T>& problem, const RunSettings& settings, bool give_
                 moe::LayerShape{settings.max_tokens != 0 ? settings.max_tokens : std::max<std::int64_t>(most, 1),
                                 s.hidden, s.inner, s.experts, s.k, dtype_of<T>},
                 {.router = {.scoring = moe::Scoring::softmax_topk, .renormalize = true},
-                 .dispatch = {settings.transport, settings.row_alignment}});
+                 .dispatch = {settings.transport, settings.row_alignment},
+                 .experts = {}});
 
   const auto poisoned = [&](auto& vector, std::int64_t count) {
     vector.resize(static_cast<std::size_t>(count));

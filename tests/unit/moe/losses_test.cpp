@@ -130,9 +130,8 @@ Outcome run(const Step& step, BalanceScope scope, int dp, int cp, double targets
           return TensorRef(v.data(), {static_cast<std::int64_t>(v.size()) / cols, cols});
         };
         router.weigh({}, ref(logits, experts), ref(ids, k), ref(weights, k), ref(probs, experts));
-        balance.forward({}, ref(ids, k), ref(probs, experts), own,
-                        {.targets = targets, .routed = step.routed_tokens(0, step.tokens())}, ref(dprobs, experts),
-                        TensorRef(&value, {1}));
+        const moe::StepTokens all{.targets = targets, .routed = step.routed_tokens(0, step.tokens())};
+        balance.forward({}, ref(ids, k), ref(probs, experts), own, &all, ref(dprobs, experts), TensorRef(&value, {1}));
         const std::vector<double> dweights(weights.size(), 0.0);
         router.backward({}, ref(logits, experts), ref(ids, k), ref(probs, experts), ref(dweights, k),
                         ref(dprobs, experts), ref(dlogits, experts));
@@ -211,7 +210,8 @@ TEST_CASE("counters pass 2^31 and 2^32 exactly") {
   std::vector<double> probs = {0.5, 0.5}, dprobs(2);
   double value = 0;
   const auto forward = [&] {
-    balance.forward({}, TensorRef(ids.data(), {1, 1}), TensorRef(probs.data(), {1, 2}), 1, {.targets = 1, .routed = 1},
+    const moe::StepTokens step{.targets = 1, .routed = 1};
+    balance.forward({}, TensorRef(ids.data(), {1, 1}), TensorRef(probs.data(), {1, 2}), 1, &step,
                     TensorRef(dprobs.data(), {1, 2}), TensorRef(&value, {1}));
   };
   forward();
@@ -246,7 +246,7 @@ TEST_CASE("errors name the values") {
   std::vector<float> probs(12), dprobs(12);
   double value = 0;
   const auto forward = [&](std::int64_t sequences) {
-    balance.forward({}, TensorRef(ids.data(), {3, 2}), TensorRef(probs.data(), {3, 4}), sequences, {},
+    balance.forward({}, TensorRef(ids.data(), {3, 2}), TensorRef(probs.data(), {3, 4}), sequences, nullptr,
                     TensorRef(dprobs.data(), {sequences, 4}), TensorRef(&value, {1}));
   };
   CHECK(text([&] { forward(3); }).find("pleat[E05]: 3 sequences in a micro-batch; valid: 1 .. 2") == 0);

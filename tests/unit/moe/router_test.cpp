@@ -342,4 +342,27 @@ TEST_CASE("errors name the values") {
         }).find("pleat[E01]: logits is f32 [2, 4] on host") == 0);
 }
 
+TEST_CASE("tokens that are padding are unrouted, others as without them") {
+  for (const bool balance : {false, true}) {
+    const auto router = moe::bind(moe::plan(RouterShape{8, 3, DType::f64}, {.force_balance = balance}), HostExecutor{});
+    std::vector<double> logits(5 * 8), weights(5 * 3), probs(5 * 8), dweights(5 * 3, 1.0), dlogits(5 * 8, nan);
+    std::mt19937 random(3);
+    for (double& logit : logits) logit = std::normal_distribution<double>()(random);
+    std::vector<std::int32_t> ids(5 * 3), masked_ids(5 * 3);
+    std::vector<std::uint8_t> routed = {1, 0, 1, 0, 0};
+    const auto ref = [](auto& v, std::int64_t cols) { return TensorRef(v.data(), {5, cols}); };
+    router.choose({}, ref(logits, 8), ref(ids, 3), ref(weights, 3), ref(probs, 8));
+    const std::vector<double> unmasked = weights;
+    router.choose({}, ref(logits, 8), ref(masked_ids, 3), ref(weights, 3), ref(probs, 8), TensorRef{},
+                  TensorRef(routed.data(), {5}));
+    router.backward({}, ref(logits, 8), ref(masked_ids, 3), ref(probs, 8), ref(dweights, 3), TensorRef{},
+                    ref(dlogits, 8));
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      CHECK(masked_ids[i] == (routed[i / 3] != 0 ? ids[i] : -1));
+      CHECK(weights[i] == (routed[i / 3] != 0 ? unmasked[i] : 0));
+    }
+    for (std::size_t i = 8; i < 16; ++i) CHECK(dlogits[i] == 0);
+  }
+}
+
 }  // namespace

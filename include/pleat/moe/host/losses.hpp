@@ -1,11 +1,13 @@
-// The leaves of the load-balance loss and the selection bias on the host.
+// The leaves of the losses and the selection bias on the host.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/moe/host/routed.hpp>
 #include <pleat/moe/losses.hpp>
+#include <pleat/moe/router_z.hpp>
 
 namespace pleat::inline v0::moe::detail {
 
@@ -24,8 +26,8 @@ struct HostLossLeaf {
   }
 
   static void load_balance(const LoadBalancePlan& plan, std::int64_t groups, std::int64_t tokens,
-                           const std::int32_t* ids, const void* probs, const double* counts, const StepTokens& step,
-                           void* dprobs, double* value, HostStream) {
+                           const std::int32_t* ids, const void* probs, const double* counts, const StepTokens* step,
+                           void* dprobs, double* value, double*, HostStream) {
     dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
       using Acc = typename decltype(type)::type;
       const int experts = plan.shape.experts, k = plan.shape.k;
@@ -35,8 +37,8 @@ struct HostLossLeaf {
         double group_value = 0;
         for (int e = 0; e < experts; ++e) {
           const double fraction = group[experts] == 0 ? 0 : group[e] / (k * group[experts]);
-          const double weight = step.routed == 0 ? 0 : plan.options.alpha * experts * fraction / step.routed;
-          slope[e] = static_cast<Acc>(weight * step.targets);
+          const double weight = step->routed == 0 ? 0 : plan.options.alpha * experts * fraction / step->routed;
+          slope[e] = static_cast<Acc>(weight * step->targets);
           double sum = 0;  // of the expert's probability over the routed tokens
           for (std::int64_t t = g * (tokens / groups); t < (g + 1) * (tokens / groups); ++t) {
             if (is_routed_token(ids + t * k, k, experts)) sum += static_cast<const Acc*>(probs)[t * experts + e];
@@ -44,6 +46,27 @@ struct HostLossLeaf {
           group_value += weight * sum;
         }
         *value += group_value;
+      }
+    });
+  }
+
+  static void router_z(const RouterZPlan& plan, std::int64_t tokens, const void* logits, const std::int32_t* ids,
+                       const StepTokens* step, void* dlogits, double* value, double*, HostStream) {
+    dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
+      using Acc = typename decltype(type)::type;
+      const int experts = plan.shape.experts, k = plan.shape.k;
+      const double weight = step->routed == 0 ? 0 : plan.options.coefficient / step->routed;
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        if (!is_routed_token(ids + t * k, k, experts)) continue;
+        const Acc* in = static_cast<const Acc*>(logits) + t * experts;
+        Acc* out = static_cast<Acc*>(dlogits) + t * experts;
+        const Acc most = *std::max_element(in, in + experts);
+        Acc sum = 0;
+        for (int e = 0; e < experts; ++e) sum += std::exp(in[e] - most);
+        const Acc z = most + std::log(sum);
+        const Acc slope = static_cast<Acc>(2 * weight * step->targets) * z / sum;
+        for (int e = 0; e < experts; ++e) out[e] += slope * std::exp(in[e] - most);
+        *value += weight * static_cast<double>(z) * static_cast<double>(z);
       }
     });
   }

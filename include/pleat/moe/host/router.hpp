@@ -195,7 +195,7 @@ class RouteToken {
 
 struct HostRouterLeaf {
   static void route(const RouterPlan& plan, IdSource source, std::int64_t tokens, const void* logits, const void* bias,
-                    std::int32_t* ids, void* weights, void* probs, HostStream) {
+                    const std::uint8_t* routed, std::int32_t* ids, void* weights, void* probs, HostStream) {
     dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
       using Acc = typename decltype(type)::type;
       std::vector<char> kept(static_cast<std::size_t>(plan.options.groups));
@@ -206,6 +206,7 @@ struct HostRouterLeaf {
         token.probabilities(token_probs);
         if (source == IdSource::logits) token.choose(token_probs, static_cast<const Acc*>(bias), kept, token_ids);
         if (source == IdSource::balance) token.balance(t, token_ids);
+        if (source != IdSource::caller && routed != nullptr && routed[t] == 0) std::fill_n(token_ids, plan.shape.k, -1);
         token.weigh(token_probs, token_ids, static_cast<Acc*>(weights) + t * plan.shape.k);
       }
     });
