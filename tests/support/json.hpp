@@ -39,6 +39,7 @@ class Json {
   static Json facts(const std::string& name) { return load(std::string(PLEAT_FACTS_DIR) + "/" + name); }
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
+  bool is_number() const { return std::holds_alternative<double>(value_); }
   bool boolean() const { return as<bool>(); }
   double number() const { return as<double>(); }
   std::int64_t integer() const { return static_cast<std::int64_t>(as<double>()); }

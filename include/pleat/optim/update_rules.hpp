@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <pleat/core/config.hpp>
-#include <pleat/optim/leaf.hpp>
+#include <pleat/optim/muon_leaf.hpp>
 
 namespace pleat::inline v0::optim {
 
@@ -49,6 +49,28 @@ struct AdamwRule {
     second = beta2 * second + (1 - beta2) * g * g;
     const T denominator = std::sqrt(second) / root_correction2 + eps;
     p = (weight_decay ? p * keep : p) - step_size * (first / denominator);
+  }
+};
+
+/// The momentum of Muon on elements of `T`, by its form.
+template <class T>
+struct MuonRule {
+  T unscale, mu;
+  bool keller, nesterov;
+
+  MuonRule() = default;
+  PLEAT_HD MuonRule(const MuonOptions& options, const StepScale& step)
+      : unscale(static_cast<T>(step.scale)),
+        mu(static_cast<T>(options.momentum)),
+        keller(options.form == MuonForm::keller),
+        nesterov(options.nesterov) {}
+
+  /// Updates the momentum and returns what is orthogonalized.
+  PLEAT_HD T apply(T& momentum, T gradient) const {
+    const T g = gradient * unscale;
+    momentum = keller ? momentum + (1 - mu) * (g - momentum) : mu * momentum + g;
+    if (!nesterov) return momentum;
+    return keller ? g + mu * (momentum - g) : g + mu * momentum;
   }
 };
 

@@ -1,0 +1,72 @@
+// The optimizer of a model: AdamW and Muon, each on the parameters that name it, in one step.
+#pragma once
+
+#include <pleat/optim/adamw.hpp>
+#include <pleat/optim/muon.hpp>
+
+namespace pleat::inline v0::optim {
+
+struct OptimizerOptions {
+  AdamwOptions adamw = {};
+  MuonOptions muon = {};
+};
+
+/// The learning rates of one step.
+struct Rates {
+  double adamw;
+  double muon;
+};
+
+/// What every rank computes alike. A value without pointers.
+struct OptimizerPlan {
+  AdamwPlan adamw;
+  MuonPlan muon;
+
+  Footprint footprint() const { return adamw.footprint() + muon.footprint(); }
+};
+
+/// Plans both; see plan_adamw and plan_muon. Pure.
+inline OptimizerPlan plan_optimizer(std::span<const fsdp::UnitLayout> units, std::span<const Param> kinds, DType master,
+                                    const OptimizerOptions& options = {}) {
+  return {plan_adamw(units, master, options.adamw), plan_muon(units, kinds, master, options.muon)};
+}
+
+template <executor Executor, communicator Comm>
+class ShardOptimizer {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  ShardOptimizer(Adamw<Executor> adamw, Muon<Executor, Comm> muon, std::span<const fsdp::ShardMemory> shards)
+      : adamw_(std::move(adamw)), muon_(std::move(muon)), shards_(shards.begin(), shards.end()) {}
+
+  /// One step of every trainable parameter; both read the same `scale`. See Adamw::step and Muon::step.
+  void step(const StepScale* scale, const Rates& rates, stream_type s) {
+    adamw_.step(shards_, scale, rates.adamw, s);
+    muon_.step(scale, rates.muon, s);
+  }
+
+  const Adamw<Executor>& adamw() const { return adamw_; }
+  const Muon<Executor, Comm>& muon() const { return muon_; }
+
+ private:
+  Adamw<Executor> adamw_;
+  Muon<Executor, Comm> muon_;
+  std::vector<fsdp::ShardMemory> shards_;
+};
+
+/// Binds both on every rank of the groups; see bind of MuonPlan.
+template <executor Executor, communicator Comm>
+ShardOptimizer<Executor, Comm> bind(const OptimizerPlan& plan, Executor executor, const GroupComm<Comm>& dense,
+                                    const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards,
+                                    Block scratch, Block persistent,
+                                    typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  Carver memory(persistent);
+  const auto part = [&](const Footprint& needs) {
+    return Block{memory.take_bytes(needs.persistent), needs.persistent};
+  };
+  const Block adamw = part(plan.adamw.footprint()), muon = part(plan.muon.footprint());
+  return {bind(plan.adamw, executor, adamw, s), bind(plan.muon, executor, dense, expert, shards, scratch, muon, s),
+          shards};
+}
+
+}  // namespace pleat::inline v0::optim
