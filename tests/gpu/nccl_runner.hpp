@@ -161,7 +161,8 @@ inline std::string text_of(int status) {
 
 /// All cases whose names have `part`, each in programs of its own and bounded in time, and a table. The exit code.
 inline int run_all(const std::vector<Case>& cases, const char* self, const std::string& part) {
-  int failed = 0, port = 12000 + static_cast<int>(::getpid() % 10000);
+  const char* const first_port = std::getenv("PLEAT_TEST_PORT");  // for runs side by side
+  int failed = 0, port = first_port != nullptr ? std::atoi(first_port) : 12000 + static_cast<int>(::getpid() % 10000);
   const auto begin = std::chrono::steady_clock::now();
   const auto since = [](std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
