@@ -130,7 +130,7 @@ class RingAttention {
                         group.ranks(), "; plan with Transport::collective where there is none");
     }
     return Transports(std::in_place_type<Pushes>, plan_, executor,
-                      memory.arena->open(group.ranks(), plan_->footprint().symmetric, Pushes::channels), s);
+                      memory.arena->open(group.ranks(), plan_->footprint().symmetric, detail::Slots::channels), s);
   }
 
   template <class T>

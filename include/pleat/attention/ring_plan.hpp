@@ -185,6 +185,8 @@ inline BlockMemory take_block(Carver& memory, const Plan& p, DType dtype) {
 /// Where blocks and sums of gradients arrive: two of each, whatever cp is. In the arena for peer access, else scratch.
 struct Slots {
   static constexpr int count = 2;
+  /// Of pushes: free and full, of blocks and of each slot of sums.
+  static constexpr int channels = 2 + 2 * count;
   BlockMemory blocks[count];
   BlockMemory sums[count];
 };
@@ -227,6 +229,7 @@ inline Footprint Plan::footprint() const {
   detail::take_saved(saved, *this);
   bytes.scratch = std::max(forward.used_bytes(), backward.used_bytes());
   (transport == Transport::peer ? bytes.symmetric : bytes.scratch) += slots.used_bytes();
+  if (transport == Transport::peer && cp > 1) bytes.channels = detail::Slots::channels;
   bytes.saved = saved.used_bytes();
   return bytes;
 }

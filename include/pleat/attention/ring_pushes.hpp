@@ -23,7 +23,6 @@ class RingPushes : public RingSide<Executor> {
   static constexpr int sum_full(int step) { return sum_free(step) + 1; }
 
  public:
-  static constexpr int channels = first_of_sums + 2 * Slots::count;
   using typename Base::StreamPair;
 
   RingPushes(std::shared_ptr<const Plan> plan, const Executor& executor, Peers peers, typename Base::stream_type s)

@@ -49,7 +49,7 @@ struct PeerCollectivesPlan {
   constexpr Footprint footprint() const {
     Carver window;
     carve(window);
-    return {.symmetric = window.used_bytes(), .persistent = store_persistent_bytes};
+    return {.symmetric = window.used_bytes(), .persistent = store_persistent_bytes, .channels = channels()};
   }
 };
 constexpr void append_to(Message& message, const PeerCollectivesPlan& p) {
@@ -248,8 +248,7 @@ PeerCollectives<Executor, detail::peers_of<Arena>, Stores> bind(
     const PeerCollectivesPlan& plan, Executor executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
     typename Executor::stream_type s = only_stream<typename Executor::stream_type>(),
     std::chrono::milliseconds deadline = std::chrono::seconds(120)) {
-  auto peers =
-      detail::open_window("peer collectives", plan.ranks, group, memory, plan.footprint().symmetric, plan.channels());
+  auto peers = detail::open_window("peer collectives", plan.ranks, group, memory, plan.footprint());
   return {plan, executor, std::move(peers), memory.persistent, deadline, s};
 }
 

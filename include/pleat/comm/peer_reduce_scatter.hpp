@@ -45,7 +45,7 @@ struct PeerReduceScatterPlan {
   constexpr Footprint footprint() const {
     Carver window;
     carve(window);
-    return {.symmetric = window.used_bytes(), .persistent = sum_persistent_bytes};
+    return {.symmetric = window.used_bytes(), .persistent = sum_persistent_bytes, .channels = channels()};
   }
 };
 constexpr void append_to(Message& message, const PeerReduceScatterPlan& p) {
@@ -161,8 +161,7 @@ PeerReduceScatter<Executor, detail::peers_of<Arena>, Sums> bind(
     const PeerReduceScatterPlan& plan, Executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
     typename Executor::stream_type s = only_stream<typename Executor::stream_type>(),
     std::chrono::milliseconds deadline = std::chrono::seconds(120)) {
-  auto peers = detail::open_window("peer reduce-scatter", plan.ranks, group, memory, plan.footprint().symmetric,
-                                   plan.channels());
+  auto peers = detail::open_window("peer reduce-scatter", plan.ranks, group, memory, plan.footprint());
   return {plan, std::move(peers), memory.persistent, deadline, s};
 }
 

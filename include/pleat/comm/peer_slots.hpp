@@ -7,6 +7,7 @@
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/peer_access.hpp>
+#include <pleat/core/footprint.hpp>
 
 namespace pleat::inline v0 {
 
@@ -34,13 +35,13 @@ using peers_of = decltype(std::declval<Arena&>().open(std::declval<const Group&>
 /// The window of an operation. Errors: comm_error C29 without an arena or for a group of another size; C08.
 template <class Comm, class Arena>
 auto open_window(const char* operation, int ranks, const GroupComm<Comm>& group, const Memory<Arena>& memory,
-                 std::size_t bytes, int channels) {
+                 const Footprint& need) {
   if (group.size() != ranks || memory.arena == nullptr) {
     fail<comm_error>("pleat[C29]: ", operation, " planned for ", ranks, " ranks needs a group of ", ranks,
                      " and an arena; the group has ", group.size(), " ranks, the arena is ",
                      memory.arena == nullptr ? "null" : "there");
   }
-  return memory.arena->open(group.ranks(), bytes, channels);
+  return memory.arena->open(group.ranks(), need.symmetric, need.channels);
 }
 }  // namespace detail
 

@@ -46,12 +46,13 @@ class SignalBoard {
   SignalWaiter& waiter(std::size_t word) { return waiters_[word]; }
 
   /// Hands out the next `channels` channels; the first one's number. Every rank opens the same in the same order.
-  /// Errors: comm_error C08 when the flag area is used up.
+  /// Errors: comm_error C08 when there are no more.
   int open(int channels) {
     const int first = windows_.empty() ? 0 : windows_.back().end;
     if (layout().bytes(first + channels) > flags_.size_bytes) {
-      fail<comm_error>("pleat[C08]: the arena's flag area has ", flags_.size_bytes, " bytes, ", first + channels,
-                       " channels of ", layout().sources, " ranks need ", layout().bytes(first + channels));
+      fail<comm_error>("pleat[C08]: the arena has ", flags_.size_bytes / layout().bytes(1),
+                       " channels, the operations bound to it so far need ", first + channels,
+                       "; size it by the sum of footprint().channels");
     }
     windows_.push_back({first, first + channels});
     waiters_.resize(layout().words(first + channels));
@@ -125,11 +126,6 @@ class SignalBoard {
     int count = 0;
   };
 
-  static int first_priority() {
-    int last = 0, first = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&last, &first), "cudaDeviceGetStreamPriorityRange");
-    return first;
-  }
   static std::uint64_t* words(const PinnedBuffer& buffer) { return reinterpret_cast<std::uint64_t*>(buffer.data()); }
   static bool is_idle(cudaStream_t s) {
     const cudaError_t status = cudaStreamQuery(s);

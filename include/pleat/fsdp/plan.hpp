@@ -120,6 +120,10 @@ struct Plan {
     carve_units(memory, kind);
     return memory.used_bytes();
   }
+  /// Channels of its signals: two credits of each slot and each gradient unit (PeerTransport).
+  int channels(Param kind) const {
+    return transport == Transport::collective ? 0 : 2 * (of(kind).slots + of(kind).gradient_units);
+  }
   /// Bytes that sums and exports work in, on the reduce stream.
   std::size_t workspace_bytes() const {
     std::size_t bytes = 0;
@@ -138,11 +142,13 @@ struct Plan {
     for (const UnitLayout& unit : layouts) carve_shard(persistent, unit);
     persistent.take_bytes(workspace_bytes());
     std::size_t symmetric = 0;
+    int channels_of_all = 0;
     for (const Param kind : {Param::dense, Param::expert}) {
       if (transport == Transport::collective) carve_units(persistent, kind);
       symmetric += window_bytes(kind);
+      channels_of_all += channels(kind);
     }
-    return {.symmetric = symmetric, .persistent = persistent.used_bytes()};
+    return {.symmetric = symmetric, .persistent = persistent.used_bytes(), .channels = channels_of_all};
   }
 };
 

@@ -166,6 +166,19 @@ class Sharder {
     export_full("export_gradient", unit, param, state_->shard(unit).gradient, as_tensor(tensor), streams);
   }
 
+  /// A tensor of all of a parameter, contiguous: what `load` and the exports take. Errors: F13.
+  TensorRef full(int unit, int param, void* data, DType dtype) const {
+    state_->check_param(unit, param);
+    const ParamSpec& spec = state_->layout(unit).place(param).spec;
+    std::vector<std::int64_t> shape = spec.shape;
+    if (spec.experts != 0) shape.insert(shape.begin(), spec.experts);
+    TensorRef tensor(data, dtype, {}, state_->device());
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      tensor.push_extent(shape[axis], elems_of(std::span(shape).subspan(axis + 1)));
+    }
+    return tensor;
+  }
+
   const Plan& plan() const { return state_->plan; }
   const Groups<Comm>& groups() const { return groups_; }
   /// Gathers issued so far.
@@ -206,7 +219,7 @@ class Sharder {
         using Peer = PeerTransport<Executor, peers_type>;
         transport = std::make_unique<Peer>(
             plan, kind, executor,
-            memory.arena->open(groups.of(kind).gather.ranks(), plan.window_bytes(kind), Peer::channels(plan.of(kind))));
+            memory.arena->open(groups.of(kind).gather.ranks(), plan.window_bytes(kind), plan.channels(kind)));
       } else {
         transport = std::make_unique<CollectiveTransport<Executor, Comm>>(
             plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce, state->workspace);
@@ -221,16 +234,13 @@ class Sharder {
     return static_cast<Byte*>(data) + static_cast<std::size_t>(elems) * size_bytes(dtype);
   }
   void check_full(const char* call, int unit, int param, const TensorRef& tensor) const {
-    const ParamPlace& place = state_->layout(unit).place(param);
-    TensorRef wanted(nullptr, tensor.dtype(), {}, state_->device());
-    if (place.spec.experts != 0) wanted.push_extent(place.spec.experts, 0);
-    for (const std::int64_t extent : place.spec.shape) wanted.push_extent(extent, 0);
+    const TensorRef wanted = full(unit, param, nullptr, tensor.dtype());
     bool fits =
         tensor.rank() == wanted.rank() && tensor.is_contiguous() && tensor.device().kind == wanted.device().kind;
     for (int axis = 0; fits && axis < wanted.rank(); ++axis) fits = tensor.extent(axis) == wanted.extent(axis);
     if (!fits) {
-      fail<shape_error>("pleat[F07]: ", call, " of parameter ", place.spec.name, " of unit ", state_->name(unit),
-                        " got ", tensor, "; it must be ", wanted, " and contiguous");
+      fail<shape_error>("pleat[F07]: ", call, " of parameter ", state_->layout(unit).place(param).spec.name,
+                        " of unit ", state_->name(unit), " got ", tensor, "; it must be ", wanted, " and contiguous");
     }
   }
 

@@ -65,8 +65,6 @@ class PeerTransport final : public UnitTransport<Executor> {
  public:
   using stream_type = typename base::stream_type;
 
-  static int channels(const KindPlan& kind) { return 2 * (kind.slots + kind.gradient_units); }
-
   PeerTransport(const Plan& plan, Param kind, Executor executor, Peers peers)
       : base(plan, carve(plan, kind, peers), peers.size()),
         executor_(executor),

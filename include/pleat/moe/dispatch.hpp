@@ -202,7 +202,7 @@ class Dispatch {
       return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent, pinned, s);
     }
     using PeerTransport = PeerRows<Executor, Peers>;
-    Peers peers = arena->open(ep_.ranks(), plan_.footprint().symmetric, PeerTransport::channels);
+    Peers peers = arena->open(ep_.ranks(), plan_.footprint().symmetric, plan_.channels());
     return PeerTransport(plan_, executor_, std::move(peers), persistent, s);
   }
 

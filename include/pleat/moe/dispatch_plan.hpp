@@ -112,8 +112,7 @@ struct DispatchPlan {
     return r;
   }
   PlanScratch carve_plan_scratch(Carver& memory) const {
-    auto* counts = memory.take<std::int32_t>(static_cast<std::size_t>(ranks * token_blocks() * experts_local()));
-    return {counts, memory.take<std::uint64_t>(2)};
+    return {memory.take<std::int32_t>(static_cast<std::size_t>(ranks * token_blocks() * experts_local()))};
   }
   DispatchStatus* carve_status(Carver& memory) const { return memory.take<DispatchStatus>(1); }
   DispatchWindow carve_window(Carver& memory) const {
@@ -152,6 +151,8 @@ struct DispatchPlan {
     return memory.take<std::int64_t>(2 * static_cast<std::size_t>(ranks));
   }
 
+  /// Of the window's signals: the credits free and full, each way.
+  int channels() const { return options.transport == Transport::peer ? 4 : 0; }
   Footprint footprint() const {
     Carver scratch, saved, symmetric, persistent, pinned;
     carve_saved(saved);
@@ -169,7 +170,8 @@ struct DispatchPlan {
             .saved = saved.used_bytes(),
             .symmetric = symmetric.used_bytes(),
             .persistent = persistent.used_bytes(),
-            .pinned_host = pinned.used_bytes()};
+            .pinned_host = pinned.used_bytes(),
+            .channels = channels()};
   }
 
  private:

@@ -16,7 +16,6 @@ template <executor Executor, peer_access Peers>
 class PeerRows {
  public:
   using Stream = typename Executor::stream_type;
-  static constexpr int channels = 4;
 
   /// Fills the device tables and gives every peer its first credits.
   PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)

@@ -69,7 +69,8 @@ class NcclArena {
   NcclArena& operator=(NcclArena&&) noexcept = default;
 
   /// Collective over `stage`, whose world ranks name its ranks in `open`; waits for the GPU. Size the arena by the sum
-  /// of `footprint().symmetric` of all operations bound to it; `channels` bounds the sum of theirs. Errors, on all
+  /// of `footprint().symmetric` of all operations bound to it, and `channels` by that of `footprint().channels`: each
+  /// takes 8 bytes per rank, and a graph takes none of its own. Errors, on all
   /// ranks alike: comm_error C26 when a rank has no memory for it; C20, C21, and what `NcclComm::wait` throws.
   NcclArena(const GroupComm<NcclComm>& stage, std::size_t bytes, int channels = 1024)
       : ranks_(stage.ranks()), rank_(stage.rank()) {

@@ -165,12 +165,12 @@ TEST_CASE("the plan records what the table says, and prints it") {
   const PeerCollectivesPlan copies = plan_peer_collectives(4, 1000, small_table);
   CHECK(copies.store_bytes == 0);
   CHECK(copies.channels() == 4);
-  CHECK(copies.footprint() == Footprint{.symmetric = 2 * 4096});  // 4000 bytes, rounded up
+  CHECK(copies.footprint() == Footprint{.symmetric = 2 * 4096, .channels = 4});  // 4000 bytes, rounded up
   const PeerCollectivesPlan both = plan_peer_collectives<FakeStores>(4, 1000, small_table);
-  CHECK(both.footprint() == Footprint{.symmetric = 2 * 4096 + 2 * 256, .persistent = 12});
+  CHECK(both.footprint() == Footprint{.symmetric = 2 * 4096 + 2 * 256, .persistent = 12, .channels = 6});
   CHECK(both.channels() == 6);
   const PeerCollectivesPlan stores = plan_peer_collectives<FakeStores>(4, 32, small_table);
-  CHECK(stores.footprint() == Footprint{.symmetric = 2 * 128, .persistent = 12});
+  CHECK(stores.footprint() == Footprint{.symmetric = 2 * 128, .persistent = 12, .channels = 6});
   CHECK(stores.stores[1].up_to_bytes == 32);
   const PeerCollectivesPlan small = plan_peer_collectives<FakeStores>(4, 16, small_table);
   CHECK(small.footprint().persistent == 8);  // the CTAs of one step

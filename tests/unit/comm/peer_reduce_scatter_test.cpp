@@ -118,10 +118,10 @@ TEST_CASE("the signals of sums may be captured in graphs") {
 
 TEST_CASE("the plan of a reduce-scatter; C30 for calls out of order") {
   const PeerReduceScatterPlan plan{.ranks = 1, .block_elems = 40, .wire = DType::bf16};
-  CHECK(plan.footprint() == Footprint{.symmetric = 2 * 128});
+  CHECK(plan.footprint() == Footprint{.symmetric = 2 * 128, .channels = 3});
   CHECK(std::string(message_of(plan).c_str()) == "peer reduce-scatter ranks=1 block_elems=40 wire=bf16 sums=");
   const PeerReduceScatterPlan kernels = plan_peer_reduce_scatter<FakeSums>(2, 40, DType::f32, small_table);
-  CHECK(kernels.footprint() == Footprint{.symmetric = 2 * 384, .persistent = 6});
+  CHECK(kernels.footprint() == Footprint{.symmetric = 2 * 384, .persistent = 6, .channels = 4});
   CHECK(kernels.channels() == plan.channels() + 1);
   CHECK(std::string(message_of(kernels).c_str()) ==
         "peer reduce-scatter ranks=2 block_elems=40 wire=f32 sums=40:2,160:3");

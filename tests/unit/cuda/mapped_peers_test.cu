@@ -181,10 +181,12 @@ TEST_CASE("C04 of a graph tells where no signal is") {
   (void)cudaGraphExecDestroy(graph);
 }
 
-TEST_CASE("C08: the flag area is used up") {
+TEST_CASE("C08: the channels are used up") {
   TwoRanks world(5 * ranks * sizeof(std::uint64_t));
   world.open(5);
-  CHECK(contains(text_of([&] { world.open(1); }), "pleat[C08]: the arena's flag area has 80 bytes, 6 channels"));
+  CHECK(contains(text_of([&] { world.open(1); }),
+                 "pleat[C08]: the arena has 5 channels, the operations bound to it so far need 6; "
+                 "size it by the sum of footprint().channels"));
 }
 
 TEST_CASE("kernels meet at a barrier; C27 when the peer does not come") {
