@@ -7,6 +7,14 @@
 
 namespace pleat::inline v0 {
 
+/// The priority of streams whose work goes first on the current device: signals, and kernels that need few
+/// multiprocessors beside what computes. Errors: C20.
+inline int first_priority() {
+  int last = 0, first = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&last, &first), "cudaDeviceGetStreamPriorityRange");
+  return first;
+}
+
 /// A non-blocking stream of the current device. Waits for nothing when it goes. Errors: C20.
 class CudaStream {
  public:
