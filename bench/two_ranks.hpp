@@ -76,9 +76,9 @@ inline int run_worker(const Options& options, const Work& work) {
   auto run = std::make_shared<pleat::detail::ThreadWorld>(ranks, deadline);
   auto group = std::make_shared<pleat::CudaThreadComm::group_type>(run, std::vector<int>{0, 1});
   int code = 0;
+  pleat::map_memory_between(std::vector<int>{0, 1});
   pleat::run_nccl_threads(ranks,
                           [&](pleat::NcclComm& world) {
-                            pleat::detail::use_device(world.device(), {0, 1});
                             pleat::CudaThreadComm threads(group, world.rank());
                             const int mine = work(world, &threads, options);
                             if (world.rank() == 0) code = mine;

@@ -155,6 +155,10 @@ void arena_operations(NcclComm& world) {
   conformance::require_throws<pleat::comm_error>([&] { site.make_arena(std::size_t{1} << 45); }, "pleat[C26]: rank 0");
   auto again = site.make_arena(64);
   auto peers = again.open(site.everybody(), 64, 1);
+  conformance::require_throws<pleat::comm_error>(
+      [&] { again.open(site.everybody(), 0, 1024); },
+      "pleat[C08]: the arena has 1024 channels, the operations bound to it so far need 1025; size it by the sum of "
+      "footprint().channels");
   site.finish();
 }
 

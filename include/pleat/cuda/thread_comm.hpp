@@ -8,6 +8,7 @@
 #include <pleat/comm/thread_arena.hpp>
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/cuda/executor.hpp>
+#include <pleat/cuda/peer_memory.hpp>
 
 namespace pleat::inline v0 {
 
@@ -26,28 +27,6 @@ struct CudaRunOptions {
   std::vector<int> devices = {};
 };
 
-namespace detail {
-/// Makes a device current and lets it map the memory of the others.
-inline void use_device(int device, const std::vector<int>& others) {
-  check_cuda(cudaSetDevice(device), "cudaSetDevice");
-  for (const int other : others) {
-    if (other == device) continue;
-    int can_access = 0;
-    check_cuda(cudaDeviceCanAccessPeer(&can_access, device, other), "cudaDeviceCanAccessPeer");
-    if (can_access == 0) {
-      pleat::fail<comm_error>("pleat[C26]: device ", device, " cannot map the memory of device ", other,
-                              "; run the ranks on devices that can, or on one");
-    }
-    const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
-    if (status == cudaErrorPeerAccessAlreadyEnabled) {
-      (void)cudaGetLastError();
-    } else {
-      check_cuda(status, "cudaDeviceEnablePeerAccess");
-    }
-  }
-}
-}  // namespace detail
-
 /// `run_ranks` on GPUs: runs `f(CudaThreadComm& world)` on `ranks` threads, each with its device current. Errors: those
 /// of run_ranks; comm_error C26 when two of the devices cannot map each other; cuda_error C20.
 template <class F>
@@ -55,8 +34,9 @@ void run_cuda_ranks(int ranks, F&& f, const CudaRunOptions& options = {}) {
   std::vector<int> devices = options.devices;
   for (int d = 0; options.devices.empty() && d < cuda_device_count(); ++d) devices.push_back(d);
   if (devices.empty()) pleat::fail<cuda_error>("pleat[C20]: no CUDA device is visible");
+  map_memory_between(devices);
   const auto prepare = [&](int rank) {
-    detail::use_device(devices[static_cast<std::size_t>(rank) % devices.size()], devices);
+    check_cuda(cudaSetDevice(devices[static_cast<std::size_t>(rank) % devices.size()]), "cudaSetDevice");
   };
   run_ranks<CudaThreadComm>(ranks, std::forward<F>(f), {.deadline = options.deadline, .prepare = prepare});
 }
