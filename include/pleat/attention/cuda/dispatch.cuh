@@ -1,0 +1,89 @@
+// The table of CUDA attention kernels: which one runs for a device and head dims, and how kernels are launched.
+#pragma once
+
+#include <algorithm>
+
+#include <pleat/attention/cuda/head_dims.hpp>
+#include <pleat/attention/cuda/portable_forward.cuh>
+#include <pleat/attention/cuda/portable_query_gradient.cuh>
+
+namespace pleat::inline v0::attention_kernel {
+
+/// Launches one CTA per tile, at most `max_ctas` of them (0: no limit). Errors: cuda_error C20.
+template <class Tiles, class Arguments>
+void launch_tiles(void (*kernel)(Arguments, Alignment), const char* name, std::int64_t tiles, int max_ctas,
+                  const Arguments& a, const Alignment& alignment, cudaStream_t s) {
+  if (tiles == 0) return;
+  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  Tiles::shared_bytes),
+             name);
+  const auto ctas = static_cast<unsigned>(max_ctas > 0 ? std::min<std::int64_t>(tiles, max_ctas) : tiles);
+  kernel<<<ctas, Tiles::threads, Tiles::shared_bytes, s>>>(a, alignment);
+  check_launch(name);
+}
+constexpr std::int64_t tiles_of(std::int64_t tokens, int tile, std::int64_t batch, std::int64_t heads) {
+  return (tokens + tile - 1) / tile * batch * heads;
+}
+
+/// The kernels of sm_80 and up.
+template <class T, class Dims>
+struct Portable {
+  using ForwardTiles = attention_kernel::ForwardTiles<T, Dims::qk, Dims::v>;
+  using KeyTiles = KeyGradientTiles<T, Dims::qk, Dims::v>;
+  using QueryTiles = QueryGradientTiles<T, Dims::qk, Dims::v>;
+
+  static void forward(const Forward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    const Extents& x = a.extents;
+    launch_tiles<ForwardTiles>(portable_forward_kernel<T, Dims::qk, Dims::v>, "portable_forward_kernel",
+                               tiles_of(x.q_tokens, ForwardTiles::queries, x.batch, x.q_heads), a.max_ctas, a,
+                               alignment, s);
+  }
+  static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    const Extents& x = a.extents;
+    if constexpr (KeyTiles::are_apart) {
+      key_gradients<Gradients::values>(a, alignment, s);
+      key_gradients<Gradients::keys>(a, alignment, s);
+    } else {
+      key_gradients<Gradients::both>(a, alignment, s);
+    }
+    launch_tiles<QueryTiles>(portable_query_gradient_kernel<T, Dims::qk, Dims::v>, "portable_query_gradient_kernel",
+                             tiles_of(x.q_tokens, QueryTiles::queries, x.batch, x.q_heads), a.max_ctas, a, alignment,
+                             s);
+  }
+  static void preload() {
+    preload_kernel(portable_forward_kernel<T, Dims::qk, Dims::v>, "portable_forward_kernel");
+    if constexpr (KeyTiles::are_apart) {
+      preload_key_gradients<Gradients::values>();
+      preload_key_gradients<Gradients::keys>();
+    } else {
+      preload_key_gradients<Gradients::both>();
+    }
+    preload_kernel(portable_query_gradient_kernel<T, Dims::qk, Dims::v>, "portable_query_gradient_kernel");
+  }
+
+ private:
+  template <Gradients Which>
+  static void key_gradients(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    const Extents& x = a.extents;
+    launch_tiles<KeyTiles>(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Which>, "portable_key_gradients_kernel",
+                           tiles_of(x.k_tokens, KeyTiles::keys, x.batch, x.kv_heads), a.max_ctas, a, alignment, s);
+  }
+  template <Gradients Which>
+  static void preload_key_gradients() {
+    preload_kernel(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Which>, "portable_key_gradients_kernel");
+  }
+};
+
+/// The table: for each pass, the fastest kernels that a device and head dims have.
+template <class T, class Dims>
+struct KernelTable {
+  static void forward(const Forward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    Portable<T, Dims>::forward(a, alignment, s);
+  }
+  static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    Portable<T, Dims>::backward(a, alignment, s);
+  }
+  static void preload() { Portable<T, Dims>::preload(); }
+};
+
+}  // namespace pleat::inline v0::attention_kernel

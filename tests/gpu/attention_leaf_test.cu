@@ -1,0 +1,59 @@
+// The CUDA attention kernels of every dtype and all head dims on the cases of their contract. Exit code 77 without a
+// GPU.
+#include <cstdlib>
+
+#include <unit/attention/cuda_leaf_cases.cuh>
+
+namespace {
+
+using namespace attention_testing;
+
+template <class T, class Dims>
+int check(const char* dtype) {
+  using Leaf = CudaAttention<TypeList<T>, HeadDimsList<Dims>>;
+  Leaf::preload();
+  int failed = 0;
+  for (const LeafCase& c : leaf_cases(Dims::qk, Dims::v)) {
+    const unsigned seed = std::random_device{}();
+    LeafResult r;
+    try {
+      r = check_leaf<T, Leaf>(c, seed);
+    } catch (const std::exception& e) {
+      r.failure = e.what();
+    }
+    const bool is_wrong = !r.failure.empty();
+    failed += is_wrong;
+    std::printf("%-6s %-4s %3d/%3d %-38s %.1e %.1e %.1e %.1e %.1e", is_wrong ? "FAILED" : "ok", dtype, Dims::qk,
+                Dims::v, c.name.c_str(), r.out.relative_l2, r.lse.relative_l2, r.dq.relative_l2, r.dk.relative_l2,
+                r.dv.relative_l2);
+    if (is_wrong) std::printf(" seed %u:%s", seed, r.failure.c_str());
+    std::printf("\n");
+    if (cudaPeekAtLastError() != cudaSuccess && cudaDeviceSynchronize() != cudaSuccess) std::exit(1);
+  }
+  return failed;
+}
+
+template <class... Dims>
+int check_all(HeadDimsList<Dims...>) {
+  return ((check<bfloat16, Dims>("bf16") + check<float16, Dims>("f16")) + ...);
+}
+
+}  // namespace
+
+#ifdef ATTENTION_TEST_QK_DIM  // one kind of head dims alone compiles faster
+using Dims = pleat::HeadDimsList<pleat::HeadDims<ATTENTION_TEST_QK_DIM, ATTENTION_TEST_V_DIM>>;
+#else
+using Dims = pleat::AllHeadDims;
+#endif
+int main() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("skipped: no GPU\n");
+    return 77;
+  }
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::printf("%61s out, lse, dq, dk, dv: relative L2\n", "");
+  const int failed = check_all(Dims{});
+  std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);
+  return failed == 0 ? 0 : 1;
+}
