@@ -125,6 +125,8 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   qkv.upload();
   dout.upload();
   RankRows<Buffer, accumulator_t<T>> lse(1, static_cast<std::int64_t>(need.saved / sizeof(accumulator_t<T>)));
+  const Buffer persistent(std::max<std::size_t>(1, need.persistent));
+  std::vector<std::byte> staging(need.pinned_host);  // pageable: its copy ends before bind does
   const Buffer scratch(std::max<std::size_t>(1, need.scratch)), nan(std::max<std::size_t>(1, need.symmetric));
   std::optional<Arena> arena;
   if (transport == Transport::peer) {
@@ -135,8 +137,10 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   world.barrier(s.compute);
   world.wait(s.compute);
   {
-    auto op =
-        ring::bind(plan, executor, group, Memory<Arena>{scratch.block(), {}, {}, arena ? &*arena : nullptr}, s.compute);
+    auto op = ring::bind(
+        plan, executor, group,
+        Memory<Arena>{scratch.block(), persistent.block(), {staging.data(), staging.size()}, arena ? &*arena : nullptr},
+        s.compute);
     for (int call = 0; call < calls; ++call) {
       executor.copy(out.data(), poison.data(), std::min(out.bytes(), poison.bytes()), s.compute);
       executor.copy(dqkv.data(), poison.data(), dqkv.bytes(), s.compute);

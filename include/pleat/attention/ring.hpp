@@ -14,7 +14,8 @@ namespace pleat::inline v0::ring {
 
 /// What backward needs of one forward; one per live micro-batch and layer. It owns no memory: `memory` is
 /// `footprint().saved` bytes of the caller's and holds the LSE; q, k, v and out are the caller's tensors, which must
-/// stay alive and unchanged until backward, as must a `Work` given to forward. A new forward overwrites it.
+/// stay alive and unchanged until backward, as must what a `PlacedWork` given to forward borrows. A new forward
+/// overwrites it.
 class Saved {
  public:
   Saved() = default;
@@ -26,7 +27,7 @@ class Saved {
 
   Block memory_;
   detail::RingTensors tensors_;
-  const Work* work_ = nullptr;
+  PlacedWork work_;
   const Plan* plan_ = nullptr;  // of the op that filled it
 };
 
@@ -47,12 +48,28 @@ class RingAttention {
                 typename Executor::stream_type s)
       : plan_(std::make_shared<const Plan>(std::move(plan))),
         tokens_(plan_->local_tokens(checked_rank(group))),
-        schedule_(plan_, executor, group.rank(), memory.scratch),
-        transport_(make_transport(executor, group, memory, s)) {
+        executor_(executor),
+        rank_(group.rank()),
+        schedule_(plan_, executor, rank_, memory.scratch),
+        transport_(make_transport(executor, group, memory, s)),
+        work_(plan_->work, rank_, memory.pinned_host, memory.persistent, executor, s) {
     preload_leaves<core_leaf<device_type>, attention_leaf<device_type>>();
   }
 
   const Plan& plan() const { return *plan_; }
+
+  /// Puts `work`, made by `plan().documents(..)`, where this rank's kernels read it: one copy on `s`, from `staging` in
+  /// pinned host memory to `memory` on the device, each of `work.placed_bytes()`. All three are borrowed, until nothing
+  /// uses the result. Errors: shape_error T02; A08 when `work` was planned for another number of ranks.
+  PlacedWork place(const Work& work, Block staging, Block memory, typename Executor::stream_type s) const {
+    if (work.ranks() != plan_->cp) {
+      fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks was given to an operation of cp=", plan_->cp,
+                        "; make it by documents() of the operation's plan");
+    }
+    return PlacedWork(work, rank_, staging, memory, executor_, s);
+  }
+  /// A temporary would be gone when a call reads it.
+  PlacedWork place(Work&& work, Block staging, Block memory, typename Executor::stream_type s) const = delete;
 
   /// out = attention of the local queries over the keys of all ranks. q [batch, local_tokens, q_heads, qk_dim],
   /// k [batch, local_tokens, kv_heads, qk_dim], v [.., kv_heads, v_dim], out [batch, local_tokens, q_heads, v_dim]; the
@@ -60,32 +77,22 @@ class RingAttention {
   /// none of the others. Errors: shape_error T07 (extents), A04 (strides).
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const Q& q, const K& k, const V& v, const Out& out, Saved& saved) {
-    forward(s, plan_->work, q, k, v, out, saved);
+    forward(s, work_, q, k, v, out, saved);
   }
-  /// The same for a packing of its own, `plan.documents(cu_seqlens)`; the same on every rank. Errors: also A08 when
-  /// `work` was planned for another number of ranks.
+  /// The same for a packing of its own: the result of `place`, of the same packing on every rank.
   template <class Q, class K, class V, class Out>
-  void forward(const StreamPair& s, const Work& work, const Q& q, const K& k, const V& v, const Out& out,
+  void forward(const StreamPair& s, const PlacedWork& work, const Q& q, const K& k, const V& v, const Out& out,
                Saved& saved) {
-    if (work.ranks() != plan_->cp) {
-      fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks was given to an operation of cp=", plan_->cp,
-                        "; make it by documents() of the operation's plan");
-    }
     const Shape& shape = plan_->shape;
     Carver memory(saved.memory_);
     saved.tensors_ = {input("q", q, shape.q_heads, shape.qk_dim),
                       {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)},
                       output("out", out, shape.q_heads, shape.v_dim),
                       schedule_.statistics(detail::take_saved(memory, *plan_))};
-    saved.work_ = &work;
+    saved.work_ = work;
     saved.plan_ = plan_.get();
     std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_); }, transport_);
   }
-
-  /// A temporary `Work` would be gone when backward reads it.
-  template <class Q, class K, class V, class Out>
-  void forward(const StreamPair& s, Work&& work, const Q& q, const K& k, const V& v, const Out& out,
-               Saved& saved) = delete;
 
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
   /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation.
@@ -99,7 +106,7 @@ class RingAttention {
         input("dout", dout, shape.q_heads, shape.v_dim),
         output("dq", dq, shape.q_heads, shape.qk_dim),
         {output("dk", dk, shape.kv_heads, shape.qk_dim), output("dv", dv, shape.kv_heads, shape.v_dim)}};
-    std::visit([&](auto& transport) { schedule_.backward(transport, s, *saved.work_, saved.tensors_, gradients); },
+    std::visit([&](auto& transport) { schedule_.backward(transport, s, saved.work_, saved.tensors_, gradients); },
                transport_);
   }
 
@@ -156,8 +163,11 @@ class RingAttention {
 
   std::shared_ptr<const Plan> plan_;
   std::int64_t tokens_;
+  Executor executor_;
+  int rank_;
   detail::RingSchedule<Executor> schedule_;
   Transports transport_;
+  PlacedWork work_;  // of the plan
 };
 
 /// Binds a plan to the cp group and the memory that `plan.footprint()` asks for. No communication beyond signals in the

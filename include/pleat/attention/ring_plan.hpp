@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include <pleat/attention/work.hpp>
+#include <pleat/attention/ring_work.hpp>
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
@@ -41,49 +41,8 @@ struct Options {
   Transport transport = Transport::collective;
   std::optional<Layout> layout{};  // default: zigzag when causal, else contiguous
   bool deterministic = true;
-};
-
-/// What every rank computes at every step: at step s rank c meets the block of rank c - s (cyclic). A value; the same
-/// on every rank.
-class Work {
- public:
-  Work() = default;
-  Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal)
-      : cp_(static_cast<int>(spans.size())) {
-    blocks_.reserve(spans.size() * spans.size());
-    for (int rank = 0; rank < cp_; ++rank) {
-      for (int step = 0; step < cp_; ++step) {
-        const TokenSpans& keys = spans[static_cast<std::size_t>(owner(rank, step))];
-        blocks_.push_back(plan_block_work(spans[static_cast<std::size_t>(rank)], keys, step == 0, cu_seqlens, causal));
-      }
-    }
-  }
-
-  int ranks() const { return cp_; }
-  /// Whose block rank `rank` meets at `step`.
-  int owner(int rank, int step) const { return (rank - step + cp_) % cp_; }
-  /// Who meets the block of `rank` at `step`.
-  int reader(int rank, int step) const { return (rank + step) % cp_; }
-
-  const BlockWork& at(int rank, int step) const {
-    return blocks_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(cp_) + static_cast<std::size_t>(step)];
-  }
-  /// The last step at which `rank` has something to compute; 0 when there is none.
-  int last_step(int rank) const {
-    int step = cp_ - 1;
-    while (step > 0 && at(rank, step).rectangles.empty()) --step;
-    return step;
-  }
-  /// The rows of the block of `rank` that have a gradient once its readers of steps 1 .. `step` have added theirs.
-  TokenSpan summed_keys(int rank, int step) const {
-    TokenSpan rows;
-    for (int s = 1; s <= std::min(step, cp_ - 1); ++s) rows = hull(rows, at(reader(rank, s), s).keys);
-    return rows;
-  }
-
- private:
-  int cp_ = 0;
-  std::vector<BlockWork> blocks_;  // [rank][step]
+  /// How many thread blocks an attention kernel may have at once, so that others run beside it; 0: as many as fit.
+  int max_ctas = 0;
 };
 
 /// Made by `plan`; read its members freely.
@@ -95,6 +54,7 @@ struct Plan {
   Transport transport = Transport::collective;
   Layout layout = Layout::zigzag;
   bool deterministic = true;
+  int max_ctas = 0;
   std::vector<TokenSpans> spans;  // of each rank
   Work work;                      // of shape.cu_seqlens
 
@@ -104,7 +64,7 @@ struct Plan {
     for (const TokenSpans& rank : spans) most = std::max(most, rank.tokens());
     return most;
   }
-  /// The work of another packing of the same stream, for a call's `work` argument. Errors: A03.
+  /// The work of another packing of the same stream, for the operation's `place`. Errors: A03.
   Work documents(std::span<const std::int64_t> cu_seqlens) const {
     check_documents(cu_seqlens, shape.tokens);
     return Work(spans, cu_seqlens, causal);
@@ -145,6 +105,7 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
   p.transport = options.transport;
   p.layout = options.layout.value_or(options.causal ? Layout::zigzag : Layout::contiguous);
   p.deterministic = options.deterministic;
+  p.max_ctas = options.max_ctas;
   const bool dense = shape.cu_seqlens.empty();
   if (dense) {
     if (p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
@@ -231,6 +192,7 @@ inline Footprint Plan::footprint() const {
   (transport == Transport::peer ? bytes.symmetric : bytes.scratch) += slots.used_bytes();
   if (transport == Transport::peer && cp > 1) bytes.channels = detail::Slots::channels;
   bytes.saved = saved.used_bytes();
+  bytes.persistent = bytes.pinned_host = work.placed_bytes();
   return bytes;
 }
 

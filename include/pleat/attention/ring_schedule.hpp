@@ -31,7 +31,8 @@ class RingSchedule {
       : plan_(std::move(plan)), executor_(executor), rank_(rank), scratch_(scratch) {}
 
   template <class AnyTransport>
-  void forward(AnyTransport& transport, const StreamPair& s, const Work& work, const RingTensors& t) const {
+  void forward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t) const {
+    const Work& work = placed.work();
     Carver memory = scratch();
     AttentionForward call;
     call.q = t.q;
@@ -39,6 +40,7 @@ class RingSchedule {
     call.o_acc = rows(take_forward_scratch(memory, *plan_), plan_->shape.v_dim);
     call.lse = t.lse;
     call.out = t.out;
+    call.max_ctas = plan_->max_ctas;
 
     const int last_step = work.last_step(rank_);
     transport.open(work, t.own, s);
@@ -47,7 +49,7 @@ class RingSchedule {
       const KeyValueBlock block = step == 0 ? t.own : transport.arrive(step, s);
       call.k = block.keys;
       call.v = block.values;
-      call.work = work.at(rank_, step).rectangles;
+      call.work = placed.at(step);
       call.first = step == 0;
       call.last = step == last_step;
       if (call.first || !call.work.empty()) Leaf::forward(call, s.compute);
@@ -58,9 +60,12 @@ class RingSchedule {
 
   /// The gradients of a block are summed in the order of the ranks that meet it, steps 1 .. cp - 1, and its owner's
   /// part is added last; each rank adds its finished part once. So the bits do not depend on transport or timing.
+  /// The own block is computed in two halves of its keys: the first while the first block of another rank is on its
+  /// way, the rest while the sum of the others comes back.
   template <class AnyTransport>
-  void backward(AnyTransport& transport, const StreamPair& s, const Work& work, const RingTensors& t,
+  void backward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t,
                 const RingGradients& gradients) const {
+    const Work& work = placed.work();
     Carver memory = scratch();
     const BackwardScratch scratch = take_backward_scratch(memory, *plan_);
     AttentionBackward call;
@@ -70,26 +75,35 @@ class RingSchedule {
     call.delta = statistics(scratch.delta);
     call.scale = plan_->scale;
     call.deterministic = plan_->deterministic;
+    call.max_ctas = plan_->max_ctas;
     call.dq = rows(scratch.dq, plan_->shape.qk_dim);
 
+    const int cp = plan_->cp;
     const KeyValueBlock own_part = block_of(scratch.dkv, *plan_, tokens(), accumulator_of(*plan_), executor_.device());
+    const auto compute_half = [&](int half) {
+      const TokenSpan keys = work.own_half(rank_, half).keys;
+      compute(call, rows_of(t.own, keys), rows_of(own_part, keys), placed.own_half(half), false, s);
+    };
     Leaf::delta(call.delta, t.out, gradients.dout, s.compute);
     transport.open(work, t.own, s);
-    for (int step = 0; step < plan_->cp; ++step) {
-      if (step + 1 < plan_->cp) transport.post(step + 1, s);
-      if (step == 0) {
-        compute(call, t.own, own_part, work.at(rank_, 0), false, s);
-      } else {
-        const KeyValueBlock block = transport.arrive(step, s);
-        add_part(call, block, transport.sums(step, s), step, work, s);
-        transport.release(step, s);
-        transport.pass(step, s);
-      }
+    if (cp == 1) {
+      compute(call, t.own, own_part, placed.at(0), false, s);
+    } else {
+      transport.post(1, s);
+      compute_half(0);
     }
+    for (int step = 1; step < cp; ++step) {
+      if (step + 1 < cp) transport.post(step + 1, s);
+      const KeyValueBlock block = transport.arrive(step, s);
+      add_part(call, block, transport.sums(step, s), step, placed, s);
+      transport.release(step, s);
+      transport.pass(step, s);
+    }
+    if (cp > 1) compute_half(1);
     Leaf::store(gradients.dq, call.dq, s.compute);
-    if (plan_->cp > 1) {
-      const TokenSpan summed = work.summed_keys(rank_, plan_->cp - 1);
-      const KeyValueBlock others = rows_of(transport.sums(plan_->cp, s), summed);
+    if (cp > 1) {
+      const TokenSpan summed = work.summed_keys(rank_, cp - 1);
+      const KeyValueBlock others = rows_of(transport.sums(cp, s), summed);
       const KeyValueBlock mine = rows_of(own_part, summed);
       add_after(mine.keys, others.keys, s);
       add_after(mine.values, others.values, s);
@@ -119,13 +133,13 @@ class RingSchedule {
     return memory;
   }
 
-  void compute(AttentionBackward& call, const KeyValueBlock& block, const KeyValueBlock& sums, const BlockWork& work,
+  void compute(AttentionBackward& call, const KeyValueBlock& block, const KeyValueBlock& sums, const WorkView& work,
                bool accumulate, const StreamPair& s) const {
     call.k = block.keys;
     call.v = block.values;
     call.dk = sums.keys;
     call.dv = sums.values;
-    call.work = work.rectangles;
+    call.work = work;
     call.accumulate_dk = accumulate;
     call.accumulate_dv = accumulate;
     Leaf::backward(call, s.compute);
@@ -134,7 +148,8 @@ class RingSchedule {
 
   /// Adds this rank's part to the running sum of the block of `step`. Rows that join the sum start from 0.
   void add_part(AttentionBackward& call, const KeyValueBlock& block, const KeyValueBlock& sums, int step,
-                const Work& work, const StreamPair& s) const {
+                const PlacedWork& placed, const StreamPair& s) const {
+    const Work& work = placed.work();
     const BlockWork& mine = work.at(rank_, step);
     if (mine.rectangles.empty()) return;
     const int owner = work.owner(rank_, step);
@@ -144,7 +159,7 @@ class RingSchedule {
       zero(rows_of(sums, {after.begin, before.begin}), s);
       zero(rows_of(sums, {before.end, after.end}), s);
     }
-    compute(call, block, rows_of(sums, mine.keys), mine, !before.empty(), s);
+    compute(call, block, rows_of(sums, mine.keys), placed.at(step), !before.empty(), s);
   }
 
   void zero(const KeyValueBlock& rows, const StreamPair& s) const {

@@ -115,6 +115,19 @@ inline BlockWork plan_block_work(std::span<const TokenSpan> query_spans, std::sp
   return work;
 }
 
+/// The part of `work` that has the keys `keys`, rows of the same block.
+inline BlockWork with_keys(const BlockWork& work, TokenSpan keys) {
+  BlockWork part{{work.keys.begin + keys.begin, work.keys.begin + keys.end}, {}};
+  for (const Rectangle& r : work.rectangles) {
+    const TokenSpan kept = intersection({r.k0, r.k1}, keys);
+    const std::int64_t q0 = kept.empty() ? r.q1 : r.queries_begin(kept.begin);
+    if (q0 == r.q1) continue;
+    const std::int64_t offset = r.is_full() ? r.full : r.causal_offset + (q0 - r.q0) - (kept.begin - r.k0);
+    part.rectangles.push_back({q0, r.q1, kept.begin - keys.begin, kept.end - keys.begin, offset});
+  }
+  return part;
+}
+
 /// Errors: shape_error A03 when `cu_seqlens` is no list of document boundaries within `tokens` tokens.
 inline void check_documents(std::span<const std::int64_t> cu_seqlens, std::int64_t tokens) {
   const bool fits = !cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() <= tokens &&

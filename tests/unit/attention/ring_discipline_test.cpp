@@ -27,8 +27,9 @@ TEST_CASE("no channel of the ring carries two signals at once") {
       const GroupComm<ThreadComm> group(world);
       const Footprint need = plan.footprint();
       DisciplineArena arena(group, need.symmetric, log, cp);
-      HostBuffer scratch(need.scratch), lse(need.saved);
-      auto op = ring::bind(plan, HostExecutor{}, group, Memory<DisciplineArena>{scratch.block(), {}, {}, &arena});
+      HostBuffer scratch(need.scratch), persistent(need.persistent), pinned(need.pinned_host), lse(need.saved);
+      auto op = ring::bind(plan, HostExecutor{}, group,
+                           Memory<DisciplineArena>{scratch.block(), persistent.block(), pinned.block(), &arena});
       const std::int64_t tokens = plan.spans[static_cast<std::size_t>(world.rank())].tokens();
       const auto zeros = [&](int heads) { return std::vector<double>(static_cast<std::size_t>(tokens * heads * 4)); };
       const auto view = [&](std::vector<double>& rows, int heads) {

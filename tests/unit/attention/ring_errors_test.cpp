@@ -155,29 +155,37 @@ TEST_CASE("A07: backward without a forward of the same operation") {
 }
 
 TEST_CASE("A08: work of another number of ranks") {
-  expect_on_every_rank<shape_error>("pleat[A08]: work for 3 ranks", small_plan(), [](auto& op, Call& call) {
-    const ring::Plan other = ring::plan(3, {.tokens = 12, .qk_dim = 4, .v_dim = 4});
-    op.forward({}, other.work, call.in(), call.in(), call.in(), call.result(), call.saved);
+  const auto place = [](auto& op, const ring::Work& work) {
+    const HostBuffer staging(work.placed_bytes()), memory(work.placed_bytes());
+    op.place(work, staging.block(), memory.block(), {});
+  };
+  expect_on_every_rank<shape_error>("pleat[A08]: work for 3 ranks", small_plan(), [&](auto& op, Call&) {
+    place(op, ring::plan(3, {.tokens = 12, .qk_dim = 4, .v_dim = 4}).work);
   });
-  expect_on_every_rank<shape_error>("pleat[A08]: work for 0 ranks", small_plan(), [](auto& op, Call& call) {
-    const ring::Work empty;
-    op.forward({}, empty, call.in(), call.in(), call.in(), call.result(), call.saved);
-  });
+  expect_on_every_rank<shape_error>("pleat[A08]: work for 0 ranks", small_plan(),
+                                    [&](auto& op, Call&) { place(op, ring::Work()); });
 }
 
 TEST_CASE("a block of memory that is too small is refused") {
   const ring::Plan plan = small_plan();
-  expect_error<shape_error>("pleat[T02]", [&] {
+  const Footprint need = plan.footprint();
+  const auto run_with = [&](const Footprint& given) {
     run_ranks(2, [&](ThreadComm& world) {
-      HostBuffer scratch(plan.footprint().scratch - 1);
+      HostBuffer scratch(given.scratch), persistent(given.persistent), pinned(given.pinned_host);
       HostArena arena(world, 0);
       auto op = ring::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
-                           Memory<HostArena>{scratch.block(), {}, {}, &arena});
+                           Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &arena});
       Call call(plan, world.rank());
       op.forward({}, call.in(), call.in(), call.in(), call.result(), call.saved);
       op.backward({}, call.in(), call.saved, call.result(), call.result(), call.result());
     });
-  });
+  };
+  CHECK_NOTHROW(run_with(need));
+  for (std::size_t Footprint::*part : {&Footprint::scratch, &Footprint::persistent, &Footprint::pinned_host}) {
+    Footprint given = need;
+    given.*part -= 1;
+    expect_error<shape_error>("pleat[T02]", [&] { run_with(given); });
+  }
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // The plan of a ring: errors that every rank sees alike, defaults, memory, and which rows travel.
 #include <pleat/attention/ring_plan.hpp>
+#include <pleat/core/host/buffer.hpp>
+#include <pleat/core/host/executor.hpp>
 
 #include <string>
 
@@ -105,7 +107,9 @@ TEST_CASE("memory does not grow with cp beyond the local tokens: two slots for b
       CHECK(bytes.symmetric == (transport == Transport::peer ? slots : 0));
       CHECK(bytes.scratch == backward + (transport == Transport::peer ? 0 : slots));
       CHECK(bytes.saved == rows * 4);
-      CHECK(bytes.persistent == 0);
+      const std::size_t rectangles = (static_cast<std::size_t>(cp) + 2) * sizeof(Rectangle);  // one a step, two halves
+      CHECK(bytes.persistent == (rectangles + 127) / 128 * 128);
+      CHECK(bytes.pinned_host == bytes.persistent);
     }
   }
   CHECK(ring::plan(1, shape(64), {.transport = Transport::peer}).footprint().symmetric == 0);
@@ -134,6 +138,23 @@ TEST_CASE("rows of a block that have a gradient grow to what its readers need") 
   for (int rank = 0; rank < 4; ++rank) {
     CHECK(apart.work.summed_keys(rank, 3).empty());  // no document spans two ranks: nothing travels
     CHECK(apart.work.last_step(rank) == 0);
+  }
+}
+
+TEST_CASE("placed work is the same list on the host and in the memory that kernels read, halves included") {
+  const ring::Plan plan = ring::plan(3, {.tokens = 50, .qk_dim = 8, .v_dim = 8, .cu_seqlens = {0, 7, 7, 31, 45}});
+  const HostBuffer staging(plan.work.placed_bytes(), 0xff), memory(plan.work.placed_bytes(), 0xff);
+  for (int rank = 0; rank < 3; ++rank) {
+    const ring::PlacedWork placed(plan.work, rank, staging.block(), memory.block(), HostExecutor(), HostStream());
+    const auto check = [](const WorkView& view, const BlockWork& work) {
+      CHECK(std::equal(view.begin(), view.end(), work.rectangles.begin(), work.rectangles.end()));
+      CHECK(std::equal(view.begin(), view.end(), view.device));
+    };
+    for (int step = 0; step < 3; ++step) check(placed.at(step), plan.work.at(rank, step));
+    for (const int half : {0, 1}) check(placed.own_half(half), plan.work.own_half(rank, half));
+    const std::int64_t tokens = plan.local_tokens(rank);
+    CHECK(plan.work.own_half(rank, 0).keys == TokenSpan{0, tokens / 2});
+    CHECK(plan.work.own_half(rank, 1).keys == TokenSpan{tokens / 2, tokens});
   }
 }
 

@@ -104,7 +104,8 @@ oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, 
     HostArena arena(world, need.symmetric + 128);
     std::memset(arena.open(members, 128, 0).base(rank) + 128, 0xff, need.symmetric);
     HostBuffer scratch(need.scratch, 0xff), lse(need.saved, 0xff);
-    Memory<HostArena> memory{scratch.block(), {}, {}, &arena};
+    const HostBuffer persistent(need.persistent, 0xff), pinned(need.pinned_host, 0xff);
+    Memory<HostArena> memory{scratch.block(), persistent.block(), pinned.block(), &arena};
     world.barrier();
     auto op = ring::bind(plan, JitterExecutor(how.seed + static_cast<unsigned>(world.rank()), how.delays),
                          GroupComm<ThreadComm>(group, members), memory);
@@ -178,10 +179,12 @@ oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, 
 struct Bound {
   Bound(const ring::Plan& plan, ThreadComm& world)
       : scratch(plan.footprint().scratch, 0xff),
+        persistent(plan.footprint().persistent, 0xff),
+        pinned(plan.footprint().pinned_host, 0xff),
         arena(world, plan.footprint().symmetric),
         op(ring::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
-                      Memory<HostArena>{scratch.block(), {}, {}, &arena})) {}
-  HostBuffer scratch;
+                      Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &arena})) {}
+  HostBuffer scratch, persistent, pinned;
   HostArena arena;
   ring::RingAttention<HostExecutor, ThreadComm, HostArena> op;
 };

@@ -15,12 +15,14 @@ struct RankMemory {
   explicit RankMemory(const ring::Plan& plan)
       : tensors(7 * tensor_bytes(plan)),
         scratch(plan.footprint().scratch),
+        persistent(plan.footprint().persistent),
+        pinned(plan.footprint().pinned_host),
         arena(plan.footprint().symmetric),
         lse(plan.footprint().saved) {}
   static std::size_t tensor_bytes(const ring::Plan& plan) {
     return static_cast<std::size_t>(plan.max_local_tokens() * plan.shape.q_heads * plan.shape.qk_dim * 4);
   }
-  HostBuffer tensors, scratch, arena, lse;
+  HostBuffer tensors, scratch, persistent, pinned, arena, lse;
 };
 
 enum class Streaming { two_streams, program_order };
@@ -44,7 +46,8 @@ std::string problem_of(int cp, std::int64_t tokens, std::vector<std::int64_t> cu
     ModelArena arena{rank, bases};
     ModelComm comm(rank, cp);
     auto op = ring::bind(plan, ModelExecutor{}, GroupComm<ModelComm>(comm),
-                         Memory<ModelArena>{mine.scratch.block(), {}, {}, &arena}, compute);
+                         Memory<ModelArena>{mine.scratch.block(), mine.persistent.block(), mine.pinned.block(), &arena},
+                         compute);
     std::vector<TensorRef> t;  // q k v out dout dq dk; dv takes the place of out
     for (std::size_t i = 0; i < 7; ++i) {
       t.emplace_back(mine.tensors.data() + i * RankMemory::tensor_bytes(plan), DType::f32,

@@ -172,4 +172,36 @@ TEST_CASE("A03: boundaries that are none") {
   CHECK_NOTHROW(check_documents(Boundaries{0, 0, 8, 8}, 8));
 }
 
+TEST_CASE("the parts of a block's work by keys see what the whole sees, each pair once") {
+  std::mt19937 random(std::random_device{}());
+  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(n)); };
+  for (int trial = 0; trial < 50; ++trial) {
+    const std::int64_t keys = 20, queries = 20, begin = below(5);
+    BlockWork whole{{begin, begin + keys}, {}};
+    for (std::int64_t q = 0; q < queries;) {
+      const std::int64_t q1 = std::min(queries, q + 1 + below(9)), k0 = below(keys), k1 = k0 + 1 + below(keys - k0);
+      whole.rectangles.push_back({q, q1, k0, k1, below(2) == 0 ? Rectangle::full : below(30) - 10});
+      q = q1;
+    }
+    const std::int64_t cut = below(keys + 1);
+    std::vector<int> seen(static_cast<std::size_t>(queries * keys));
+    const auto add = [&](const BlockWork& work, int sign) {
+      for (const Rectangle& r : work.rectangles) {
+        for (std::int64_t q = r.q0; q < r.q1; ++q) {
+          for (std::int64_t k = r.k0; k < r.keys_end(q); ++k) {
+            seen[static_cast<std::size_t>(q * keys + work.keys.begin - begin + k)] += sign;
+          }
+        }
+      }
+    };
+    add(whole, 1);
+    const BlockWork low = with_keys(whole, {0, cut}), high = with_keys(whole, {cut, keys});
+    CHECK(low.keys == TokenSpan{begin, begin + cut});
+    CHECK(high.keys == TokenSpan{begin + cut, begin + keys});
+    add(low, -1);
+    add(high, -1);
+    CHECK(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 0; }));
+  }
+}
+
 }  // namespace
