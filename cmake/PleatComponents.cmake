@@ -1,6 +1,6 @@
 # The optional parts of pleat: what each needs, and the target it makes. The build tree and the installed package both
 # include this file, so a part is the same target in both. A new part is one more `pleat_find_<part>` and its name here.
-set(pleat_components cuda nccl)
+set(pleat_components cuda nccl cublaslt)
 
 # Makes pleat::<component>; `reason` becomes empty, or says why the component cannot be had.
 function(pleat_find_component component reason)
@@ -42,6 +42,20 @@ function(pleat_find_nccl reason)
     return()
   endif()
   pleat_add_component(nccl pleat::cuda NCCL::nccl)
+endfunction()
+
+function(pleat_find_cublaslt reason)
+  pleat_find_component(cuda why)
+  if(why)
+    set(${reason} "${why}" PARENT_SCOPE)
+    return()
+  endif()
+  find_package(CUDAToolkit 13 QUIET)
+  if(NOT TARGET CUDA::cublasLt)
+    set(${reason} "the CUDA toolkit has no cuBLASLt" PARENT_SCOPE)
+    return()
+  endif()
+  pleat_add_component(cublaslt pleat::cuda CUDA::cublasLt)
 endfunction()
 
 # Inside pleat's own build the targets are global, so that a project that adds pleat as a subdirectory sees them.

@@ -35,7 +35,7 @@ class Muon {
     for (const MuonRound& round : plan_.rounds) add_round(round, round.kind == Param::dense ? dense : expert, shards);
     executor.copy(memory_.pieces, table_.data(), table_.size() * sizeof(MuonPiece), s);
     preload_leaves<leaf>();
-    newton_schulz_.emplace(batches_, plan_.options, scratch_.work);
+    newton_schulz_.emplace(batches_, plan_.options, scratch_.work, s);
   }
 
   /// One step with learning rate `lr` on this rank's shards: momentum, masters and compute copies are updated, or left
@@ -157,9 +157,9 @@ class Muon {
 
 /// Binds a plan on every rank of the groups `dense` and `expert`, over which the planned units are sharded. `shards`
 /// are this rank's, of the planned units in order, and stay where they are; `scratch` and `persistent` have what
-/// footprint() says and are borrowed: the scratch is this operation's while a step runs. `s`: the stream on which bind
-/// writes; the one of `step`, or one before it. Errors: shape_error F05 when groups or shards are not those of the
-/// plan, T02; static T10.
+/// footprint() says and are borrowed: the scratch is this operation's while a step runs and in bind. `s`: the stream on
+/// which bind writes; the one of `step`, or one before it. Errors: shape_error F05 when groups or shards are not those
+/// of the plan, T02; static T10.
 template <executor Executor, communicator Comm>
 Muon<Executor, Comm> bind(const MuonPlan& plan, Executor executor, const GroupComm<Comm>& dense,
                           const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards, Block scratch,

@@ -113,7 +113,7 @@ struct muon_leaf {
 };
 
 /// Newton-Schulz on batches of matrices, in place; bound once, since libraries of products choose algorithms then:
-/// - `newton_schulz_leaf(std::span<const MatrixBatch> batches, const MuonOptions&, Block work)`: `work` is shared by
+/// - `newton_schulz_leaf(std::span<const MatrixBatch> batches, const MuonOptions&, Block work, s)`: `work` is shared by
 /// the
 ///   batches, each alone at a time.
 /// - `run(std::size_t batch, s)`: each matrix is divided by its norm + eps and iterated. The bits of a result depend on

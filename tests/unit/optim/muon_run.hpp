@@ -1,7 +1,6 @@
 // Trains a small model with AdamW and Muon on the shards of a mesh, without gathers: the same on every device.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -90,7 +89,7 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
   using namespace pleat;
   using T = accumulator_t<Compute>;
   const auto mesh = RuntimeMesh::fold({.world = sizes.ranks, .ep = sizes.ep, .replicas = sizes.replicas});
-  const MeshComms comms(mesh, world, std::array{Lane::main, Lane::gather, Lane::reduce});
+  const MeshComms<RuntimeMesh, Comm> comms(mesh, world);
   const GroupComm<Comm> dense = comms.shard(Param::dense, Lane::reduce);
   const GroupComm<Comm> expert = comms.shard(Param::expert, Lane::reduce);
   for (auto& unit : model) {

@@ -57,7 +57,7 @@ std::vector<double> orthogonal(const std::vector<double>& matrices, std::int64_t
   batch.carve(measured, dtype_of<P>);
   const HostBuffer work(measured.used_bytes(), 0xff);
   const newton_schulz_leaf<host_device> leaf({&batch, 1}, {.iterations = iterations, .product = dtype_of<P>},
-                                             work.block());
+                                             work.block(), {});
   leaf.run(0, {});
   std::vector<double> result(matrices.size());
   for (std::size_t i = 0; i < matrices.size(); ++i) {

@@ -28,15 +28,15 @@ __device__ CtaRange cta_range(std::int64_t elems) {
 template <int Width, class Piece, class F>
 __device__ void for_each_pack(const Piece* pieces, std::int64_t piece_count, std::int64_t elems, F f) {
   const CtaRange part = cta_range<Width>(elems);
-  std::int64_t p = 0;
-  for (std::int64_t past = piece_count; p < past;) {  // the first that ends behind the part's beginning
-    const std::int64_t middle = (p + past) / 2;
-    if (pieces[middle].begin + pieces[middle].elems <= part.first) {
-      p = middle + 1;
-    } else {
-      past = middle;
-    }
+  __shared__ std::int64_t shared_first;
+  if (threadIdx.x == 0) shared_first = piece_count;
+  __syncthreads();
+  for (std::int64_t i = threadIdx.x; i < piece_count; i += leaf_threads) {  // the first that ends behind the beginning
+    const bool before_ends_in_front = i == 0 || pieces[i - 1].begin + pieces[i - 1].elems <= part.first;
+    if (before_ends_in_front && pieces[i].begin + pieces[i].elems > part.first) shared_first = i;
   }
+  __syncthreads();
+  std::int64_t p = shared_first;
   for (; p < piece_count; ++p) {
     const Piece piece = pieces[p];
     if (piece.begin >= part.last) return;

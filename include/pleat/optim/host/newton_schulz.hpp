@@ -13,7 +13,8 @@ namespace pleat::inline v0 {
 template <>
 class newton_schulz_leaf<host_device> {
  public:
-  newton_schulz_leaf(std::span<const optim::MatrixBatch> batches, const optim::MuonOptions& options, Block work)
+  newton_schulz_leaf(std::span<const optim::MatrixBatch> batches, const optim::MuonOptions& options, Block work,
+                     HostStream)
       : batches_(batches.begin(), batches.end()), options_(options), work_(work) {}
 
   void run(std::size_t index, HostStream) const {
