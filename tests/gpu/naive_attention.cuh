@@ -196,11 +196,15 @@ PLEAT_KERNEL void naive_delta(CallShape shape, Rows<accumulator_t<T>> delta, Row
 }
 
 template <class T>
-PLEAT_KERNEL void naive_store(CallShape shape, Rows<T> out, Rows<const accumulator_t<T>> acc) {
+PLEAT_KERNEL void naive_store(CallShape shape, Rows<T> out, Rows<const accumulator_t<T>> first,
+                              Rows<const accumulator_t<T>> last, bool adds) {
   CallShape::Row row;
   if (!shape.row(shape.q_tokens, shape.q_heads, row)) return;
   const auto [b, token, h] = row;
-  for (int d = 0; d < shape.v_dim; ++d) out.at(b, token, h)[d] = static_cast<T>(acc.at(b, token, h)[d]);
+  for (int d = 0; d < shape.v_dim; ++d) {
+    const accumulator_t<T> term = first.at(b, token, h)[d];
+    out.at(b, token, h)[d] = static_cast<T>(adds ? term + last.at(b, token, h)[d] : term);
+  }
 }
 
 using NaiveTypes = pleat::TypeList<float, pleat::bfloat16>;
@@ -285,14 +289,15 @@ struct pleat::attention_leaf<pleat::cuda_device> {
     });
   }
 
-  static void store(const TensorRef& out, const TensorRef& acc, cudaStream_t s) {
+  static void store(const TensorRef& out, std::span<const TensorRef> terms, cudaStream_t s) {
     using namespace templates_testing;
     dispatch_dtype(NaiveTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
       const unsigned grid = naive_grid(out.extent(0) * out.extent(1) * out.extent(2));
       if (grid == 0) return;
       naive_store<T><<<grid, naive_threads, 0, s>>>(shape_of(out, out, out), Rows<T>::of(out),
-                                                    Rows<const accumulator_t<T>>::of(acc));
+                                                    Rows<const accumulator_t<T>>::of(terms.front()),
+                                                    Rows<const accumulator_t<T>>::of(terms.back()), terms.size() == 2);
       check_launch("naive_store");
     });
   }

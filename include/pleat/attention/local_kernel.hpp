@@ -76,8 +76,9 @@ struct AttentionBackward {
 /// - `delta(delta, out, dout, s)`: delta [batch, q_heads, q_tokens] = sum over v_dim of out * dout [batch, q_tokens,
 ///   q_heads, v_dim], in accumulator_t.
 /// - `backward(const AttentionBackward&, s)`
-/// - `store(out, acc, s)`: out = acc rounded to the dtype of out; [batch, tokens, heads, dim], each with its own
-/// strides. Errors: shape_error A06 when a head dim is larger than the kernel takes.
+/// - `store(out, terms, s)`: out = the sum of one or two `terms` of accumulator_t, a span, rounded once to the dtype of
+/// out; all [batch, tokens, heads, dim], each with its own strides. Errors: shape_error A06 when a head dim is larger
+/// than the kernel takes.
 template <class DeviceType>
 struct attention_leaf {
   static_assert(detail::no_device<DeviceType>,

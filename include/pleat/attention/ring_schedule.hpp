@@ -1,6 +1,8 @@
 // The schedule of ring attention: which block is computed when, and what is handed on, for either transport.
 #pragma once
 
+#include <array>
+
 #include <pleat/attention/local_kernel.hpp>
 #include <pleat/attention/ring_side.hpp>
 
@@ -100,17 +102,16 @@ class RingSchedule {
       transport.pass(step, s);
     }
     if (cp > 1) compute_half(1);
-    Leaf::store(gradients.dq, call.dq, s.compute);
+    Leaf::store(gradients.dq, {&call.dq, 1}, s.compute);
     if (cp > 1) {
       const TokenSpan summed = work.summed_keys(rank_, cp - 1);
-      const KeyValueBlock others = rows_of(transport.sums(cp, s), summed);
-      const KeyValueBlock mine = rows_of(own_part, summed);
-      add_after(mine.keys, others.keys, s);
-      add_after(mine.values, others.values, s);
+      store(gradients.own, own_part, {0, summed.begin}, s);
+      store_sum(gradients.own, transport.sums(cp, s), own_part, summed, s);
+      store(gradients.own, own_part, {summed.end, tokens()}, s);
       transport.drop_sums(s);
+    } else {
+      store(gradients.own, own_part, {0, tokens()}, s);
     }
-    Leaf::store(gradients.own.keys, own_part.keys, s.compute);
-    Leaf::store(gradients.own.values, own_part.values, s.compute);
     transport.close(s);
   }
 
@@ -170,14 +171,17 @@ class RingSchedule {
       }
     }
   }
-  /// mine = sum + mine
-  void add_after(const TensorRef& mine, const TensorRef& sum, const StreamPair& s) const {
-    for (std::int64_t i = 0; i < run_count(mine); ++i) {
-      const Run run = run_of(mine, i);
-      const void* const terms[] = {run_of(sum, i).data, run.data};
-      core_leaf<typename Executor::device_type>::sum_ranks(run.data, mine.dtype(), terms, mine.dtype(), run.elems,
-                                                           false, s.compute);
-    }
+  /// The gradients of some rows are what the own part holds, or the sum of the others' and that.
+  void store(const KeyValueBlock& out, const KeyValueBlock& own, TokenSpan span, const StreamPair& s) const {
+    const KeyValueBlock to = rows_of(out, span), from = rows_of(own, span);
+    Leaf::store(to.keys, {&from.keys, 1}, s.compute);
+    Leaf::store(to.values, {&from.values, 1}, s.compute);
+  }
+  void store_sum(const KeyValueBlock& out, const KeyValueBlock& others, const KeyValueBlock& own, TokenSpan span,
+                 const StreamPair& s) const {
+    const KeyValueBlock to = rows_of(out, span), first = rows_of(others, span), last = rows_of(own, span);
+    Leaf::store(to.keys, std::array{first.keys, last.keys}, s.compute);
+    Leaf::store(to.values, std::array{first.values, last.values}, s.compute);
   }
 
   std::shared_ptr<const Plan> plan_;

@@ -313,12 +313,20 @@ LeafResult check_leaf(const LeafCase& c, unsigned seed) {
     if (!(run(max_ctas) == got)) result.failure += " the bits depend on the number of CTAs;";
   }
   auto rounded_on = tensor(stored, c.q_tokens, c.q_heads, c.qk_dim);
-  Leaf::store(rounded_on.ref(), dq_on.ref(), stream);
-  check_cuda(cudaStreamSynchronize(stream), "store");
-  std::vector<double> rounded;
-  for (const double value : got.dq)
-    rounded.push_back(static_cast<double>(static_cast<float>(T(static_cast<float>(value)))));
-  deviation(rounded_on.get(), rounded, "store", result.failure, 0);
+  auto second_on = tensor(sums, c.q_tokens, c.q_heads, c.qk_dim);
+  second_on.put(dq);
+  const TensorRef terms[] = {dq_on.ref(), second_on.ref()};
+  for (const std::size_t count : {1, 2}) {
+    rounded_on.poison();
+    Leaf::store(rounded_on.ref(), {terms, count}, stream);
+    check_cuda(cudaStreamSynchronize(stream), "store");
+    std::vector<double> rounded;
+    for (std::size_t i = 0; i < dq.size(); ++i) {
+      const auto sum = static_cast<float>(got.dq[i]) + (count == 2 ? static_cast<float>(dq[i]) : 0);
+      rounded.push_back(static_cast<double>(static_cast<float>(T(sum))));
+    }
+    deviation(rounded_on.get(), rounded, "store", result.failure, 0);
+  }
 
   // on the host, in float64
   std::vector<double> out(dout.size()), acc(dout.size()),

@@ -280,9 +280,9 @@ struct attention_leaf<stream_model::ModelDevice> {
     }
     for (const TensorRef& sum : {a.dq, a.dk, a.dv}) s.history->touch(node, sum, true, "backward's output");
   }
-  static void store(const TensorRef& out, const TensorRef& acc, Stream s) {
+  static void store(const TensorRef& out, std::span<const TensorRef> terms, Stream s) {
     const int node = s.add();
-    s.history->touch(node, acc, false, "what is stored");
+    for (const TensorRef& term : terms) s.history->touch(node, term, false, "what is stored");
     s.history->touch(node, out, true, "where it is stored");
   }
 };

@@ -70,13 +70,15 @@ struct CudaAttention {
     });
   }
 
-  static void store(const TensorRef& out, const TensorRef& acc, cudaStream_t s) {
+  static void store(const TensorRef& out, std::span<const TensorRef> terms, cudaStream_t s) {
     if (out.elems() == 0) return;
     dispatch_dtype(Types{}, out.dtype(), [&]<class T>(std::type_identity<T>) {
       const attention_kernel::RowGrid grid(out);
       attention_kernel::store_kernel<T><<<grid.ctas(), grid.threads, 0, s>>>(
-          attention_kernel::head_rows<T>(out), attention_kernel::head_rows<const float>(acc), grid,
-          all_aligned<16>(out, acc) && out.extent(3) % attention_kernel::RowGrid::chunk_elems == 0);
+          attention_kernel::head_rows<T>(out), attention_kernel::head_rows<const float>(terms.front()),
+          attention_kernel::head_rows<const float>(terms.back()), static_cast<int>(terms.size()), grid,
+          all_aligned<16>(out, terms.front(), terms.back()) &&
+              out.extent(3) % attention_kernel::RowGrid::chunk_elems == 0);
       check_launch("store_kernel");
     });
   }

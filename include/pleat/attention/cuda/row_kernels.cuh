@@ -1,4 +1,4 @@
-// What backward does besides products, at memory speed: delta = sum of out * dout per row, and rounding accumulators.
+// What backward does besides products, at memory speed: delta = sum of out * dout per row, and rounding sums.
 #pragma once
 
 #include <algorithm>
@@ -92,12 +92,19 @@ PLEAT_KERNEL void __launch_bounds__(RowGrid::threads)
 
 template <class T>
 PLEAT_KERNEL void __launch_bounds__(RowGrid::threads)
-    store_kernel(const HeadRows<T> out, const HeadRows<const float> acc, const RowGrid grid, const bool is_aligned) {
+    store_kernel(const HeadRows<T> out, const HeadRows<const float> first, const HeadRows<const float> last,
+                 const int terms, const RowGrid grid, const bool is_aligned) {
   grid.for_each_row([&](unsigned batch, unsigned token, unsigned head, int lane) {
-    const float* const from = acc.at(batch, token, head);
+    const float* const from = first.at(batch, token, head);
+    const float* const added = last.at(batch, token, head);
     T* const to = out.at(batch, token, head);
     for (int d = lane * RowGrid::chunk_elems; d < grid.dim; d += grid.lanes * RowGrid::chunk_elems) {
-      const auto sums = Chunk<float>::load(from + d, grid.dim - d, is_aligned);
+      auto sums = Chunk<float>::load(from + d, grid.dim - d, is_aligned);
+      if (terms == 2) {
+        const auto more = Chunk<float>::load(added + d, grid.dim - d, is_aligned);
+#pragma unroll
+        for (int i = 0; i < RowGrid::chunk_elems; ++i) sums.at[i] += more.at[i];
+      }
       Chunk<T> rounded;
 #pragma unroll
       for (int i = 0; i < RowGrid::chunk_elems; ++i) rounded.at[i] = static_cast<T>(sums.at[i]);

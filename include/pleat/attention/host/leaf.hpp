@@ -89,12 +89,17 @@ struct attention_leaf<host_device> {
     dispatch_dtype(AttentionTypes{}, a.q.dtype(), [&](auto type) { backward_as<typename decltype(type)::type>(a); });
   }
 
-  static void store(const TensorRef& out, const TensorRef& acc, HostStream) {
+  static void store(const TensorRef& out, std::span<const TensorRef> terms, HostStream) {
     dispatch_dtype(AttentionTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
       const detail::HeadRows<T> outs(out);
-      const detail::HeadRows<const accumulator_t<T>> accs(acc);
-      for_each_row(out, [&](auto... row) { round_row(outs.at(row...), accs.at(row...), out.extent(3)); });
+      const detail::HeadRows<const accumulator_t<T>> first(terms.front()), last(terms.back());
+      for_each_row(out, [&](auto... row) {
+        const auto* const a = first.at(row...);
+        const auto* const b = last.at(row...);
+        T* const to = outs.at(row...);
+        for (std::int64_t i = 0; i < out.extent(3); ++i) to[i] = static_cast<T>(terms.size() == 1 ? a[i] : a[i] + b[i]);
+      });
     });
   }
 

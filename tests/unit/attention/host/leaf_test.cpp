@@ -305,7 +305,8 @@ TEST_CASE("offsets pass 2^31: 225,304 rows of stride 9,728") {  // FA#2611
   };
   const Work work{{rows - 2, rows, rows - 2, rows, 0}};
   Leaf::forward({far.q, far.k, far.v, work, far.scale, far.o_acc, far.lse, far.out, true, false}, {});
-  Leaf::store(last_two(far.out), TensorRef(far.o_acc_data.data() + (rows - 4) * 8, {1, 4, 1, 8}), {});
+  const TensorRef acc(far.o_acc_data.data() + (rows - 4) * 8, {1, 4, 1, 8});
+  Leaf::store(last_two(far.out), {&acc, 1}, {});
   far.delta = TensorRef(far.delta_data.data() + rows - 4, {1, 1, 4});
   Leaf::delta(far.delta, last_two(far.out), last_two(far.dout), {});
   far.delta = TensorRef(far.delta_data.data(), {1, 1, rows});
