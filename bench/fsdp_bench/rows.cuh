@@ -23,7 +23,8 @@ class Rows {
         comms_(pleat::RuntimeMesh::fold({.world = world.size()}), world),
         replicas_(pleat::RuntimeMesh::fold({.world = world.size(), .replicas = world.size()}), world) {}
 
-  void run() {
+  /// Whether all data were right.
+  bool run() {
     if (wants("gather")) gathers();
     if (wants("reduce")) sums();
     if (wants("wire")) wires();
@@ -33,6 +34,7 @@ class Rows {
     if (wants("sweep")) sweep();
     if (wants("replicas")) replica_steps();
     if (!trace_.empty()) write_trace();
+    return is_right_;
   }
 
  private:
@@ -100,7 +102,9 @@ class Rows {
     sum("pleat, collective", {.transport = Transport::collective}, bytes, floor_us);
   }
   void sum(const std::string& way, const Config& config, std::size_t bytes, double floor_us) {
-    Training training(site_, cublas_, groups(), squares(16), config, plain());
+    Model model = squares(16);
+    model.units = 1;  // a step leaves zero what it does not sum
+    Training training(site_, cublas_, groups(), model, config, plain());
     auto& op = training.op();
     const auto streams = training.streams();
     const Operation reduce{Shape::sum,
@@ -159,6 +163,11 @@ class Rows {
       bars = {{"bar", bounds.absolute_us}, {"goal", bounds.goal}};
     }
     add("step", way, 0, m.step_us, m.alone_us, bars);
+    for (std::size_t u = 0; u < m.wrong.size(); ++u) {
+      if (m.wrong[u] == 0) continue;
+      report_.line("  WRONG: %llu gradients of unit %zu", m.wrong[u], u);
+      is_right_ = false;
+    }
     add("", "host's part of it", 0, m.host_us, 0);
     if (shows_memory_) memory(training.plan());
     return m;
@@ -287,7 +296,7 @@ class Rows {
   Site site_;
   Cublas cublas_;
   pleat::MeshComms<pleat::RuntimeMesh, NcclComm> comms_, replicas_;
-  bool shows_memory_ = false;
+  bool shows_memory_ = false, is_right_ = true;
 };
 
 }  // namespace fsdp_bench

@@ -53,6 +53,8 @@ def allowed_from(parts):
     area = parts[0]
     if parts == ("pleat.hpp",):  # the umbrella of the umbrellas
         return [f"{name}.hpp" for name in ARROWS if name not in BACKENDS + ["detail"]] + list(ARROWS)
+    if parts[0].removesuffix(".cuh") in BACKENDS:  # the same with kernels
+        return [*allowed_from(("pleat.hpp",)), "pleat.hpp", f"{area.removesuffix('.cuh')}.hpp"]
     if parts[0].removesuffix(".hpp") in BACKENDS:  # the umbrella of a backend: all of the host part, and the backend
         return [*allowed_from(("pleat.hpp",)), "pleat.hpp", parts[0].removesuffix(".hpp")]
     if len(parts) == 1:  # an umbrella

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include <pleat/core/buffer.hpp>
@@ -59,10 +60,16 @@ class ShardedModel {
     order_.insert(order_.end(), order_.rbegin(), order_.rend());
   }
 
-  /// Sets a parameter from its full values; see Sharder::load.
+  /// Sets a parameter from its full values: a tensor, see Sharder::load, or a pointer to as many contiguous elements
+  /// in the device's memory.
   template <class T>
-  void load(int unit, int param, const T& tensor) {
-    op_.load(unit, param, tensor, streams_);
+  void load(int unit, int param, const T& values) {
+    if constexpr (std::is_pointer_v<T>) {
+      using Element = std::remove_const_t<std::remove_pointer_t<T>>;
+      op_.load(unit, param, op_.full(unit, param, const_cast<Element*>(values), dtype_of<Element>), streams_);
+    } else {
+      op_.load(unit, param, values, streams_);
+    }
   }
   /// Before each pass over the units.
   void begin_step() { op_.begin(order_); }

@@ -47,7 +47,7 @@ void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
     for (int u = 0; u < units; ++u) {
       std::vector<float> values;
       for (std::int64_t i = 0; i < elems; ++i) values.push_back(weight(u, i));
-      op.load(u, 0, values);
+      u == 0 ? op.load(u, 0, values) : op.load(u, 0, values.data());
     }
     int wrong = 0;
     const auto check = [&](const fsdp::UnitView& weights, int u, int step) {
