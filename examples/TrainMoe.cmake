@@ -38,6 +38,8 @@ pleat_add_run(train_moe_names_the_failed_rank EXIT 1 TEXT "rank 5" COMMAND train
 set_tests_properties(train_moe_names_the_failed_rank PROPERTIES TIMEOUT 20)
 pleat_add_run(train_moe_refuses_a_mesh EXIT 2 TEXT "pleat.M02.*1 2 4 8" COMMAND train_moe --mesh pp1-dp4-cp2-ep3 ${small})
 pleat_add_run(train_moe_refuses_a_folder EXIT 2 TEXT "is a directory" COMMAND train_moe ${small} --text .)
+pleat_add_run(train_moe_names_the_missing_memory EXIT 1 TEXT "pleat.T11.*bytes of host memory"
+              COMMAND train_moe --hidden 65536 --layers 1024 --experts 4096 --seq 1024)
 if(EXISTS /dev/full)
   pleat_add_run(train_moe_full_disk EXIT 1 TEXT "json /dev/full could not be written" COMMAND train_moe ${small}
                 --json /dev/full)

@@ -155,6 +155,9 @@ int main(int argc, char** argv) {
   } catch (const pleat::mesh_error& e) {
     std::cerr << "train_moe: " << e.what() << "\n";
     return 2;
+  } catch (const std::bad_alloc&) {
+    std::cerr << "train_moe: there is not enough memory; choose smaller sizes of the model or of the batch\n";
+    return 1;
   } catch (const std::exception& e) {
     std::cerr << "train_moe: " << e.what() << "\n";
     return 1;

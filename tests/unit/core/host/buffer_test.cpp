@@ -44,6 +44,12 @@ TEST_CASE("a buffer of no bytes and one that was never made") {
   CHECK(none.block().size_bytes == 0);
 }
 
+TEST_CASE("T11: more than there is") {
+  CHECK_THROWS_WITH_AS(HostBuffer(std::size_t{1} << 60),
+                       "pleat[T11]: 1152921504606846976 bytes of host memory cannot be had; plan for smaller sizes",
+                       pleat::shape_error);
+}
+
 TEST_CASE("moving hands the memory over") {
   HostBuffer a(256, 7);
   const std::byte* data = a.data();
