@@ -44,8 +44,7 @@ struct DispatchStatus {
 
 /// What `plan_sends` and `plan_rows` count in; a call's alone.
 struct PlanScratch {
-  std::int32_t* block_counts;  // [ranks * token_blocks, experts_local], of which plan_sends uses [token_blocks, ranks]
-  std::uint64_t* threshold;    // [2] what is dropped: weights below the first word, and the later of those equal to it
+  std::int32_t* block_counts;  // [experts_local, ranks * token_blocks], of which plan_sends uses [ranks, token_blocks]
 };
 
 /// Peer transport: a rank's symmetric range.

@@ -47,6 +47,13 @@ struct LoadBalancePlan {
     return counters() * static_cast<std::size_t>(groups(shape.max_sequences));
   }
 
+  /// What an expert's probabilities, summed over the routed tokens of a group, weigh in L: from its count, the group's
+  /// routed tokens, and those of the step.
+  PLEAT_HD constexpr double weight(double count, double group_routed, double step_routed) const {
+    if (group_routed == 0 || step_routed == 0) return 0;
+    return options.alpha * shape.experts * (count / (shape.k * group_routed)) / step_routed;
+  }
+
   struct Scratch {
     double* counts;
     double* partials;  // [loss_partials] of the value

@@ -11,6 +11,6 @@ struct StepTokens {
 };
 
 /// Doubles of scratch in which a leaf adds up the value of a loss, in an order of its own.
-inline constexpr int loss_partials = 256;
+inline constexpr int loss_partials = 512;
 
 }  // namespace pleat::inline v0::moe

@@ -8,7 +8,7 @@
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/moe/dispatch_plan.hpp>
-#include <pleat/moe/host/routed.hpp>
+#include <pleat/moe/routed.hpp>
 
 namespace pleat::inline v0::moe::detail {
 

@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include <pleat/core/host/executor.hpp>
-#include <pleat/moe/host/routed.hpp>
 #include <pleat/moe/losses.hpp>
+#include <pleat/moe/routed.hpp>
 #include <pleat/moe/router_z.hpp>
 
 namespace pleat::inline v0::moe::detail {
@@ -36,8 +36,7 @@ struct HostLossLeaf {
         auto* slope = static_cast<Acc*>(dprobs) + g * experts;
         double group_value = 0;
         for (int e = 0; e < experts; ++e) {
-          const double fraction = group[experts] == 0 ? 0 : group[e] / (k * group[experts]);
-          const double weight = step->routed == 0 ? 0 : plan.options.alpha * experts * fraction / step->routed;
+          const double weight = plan.weight(group[e], group[experts], step->routed);
           slope[e] = static_cast<Acc>(weight * step->targets);
           double sum = 0;  // of the expert's probability over the routed tokens
           for (std::int64_t t = g * (tokens / groups); t < (g + 1) * (tokens / groups); ++t) {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <pleat/core/host/executor.hpp>
-#include <pleat/moe/host/routed.hpp>
 #include <pleat/moe/host/sigmoid.hpp>
+#include <pleat/moe/routed.hpp>
 #include <pleat/moe/router.hpp>
 
 namespace pleat::inline v0::moe::detail {
