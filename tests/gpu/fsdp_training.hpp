@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include <pleat/comm/mesh_comms.hpp>
@@ -23,8 +24,13 @@ struct Training {
   DType gradient = DType::f32;
   bool uneven = false;  // shards that grow with the rank
   std::int64_t seed = 0;
+  int reduce_ctas = fsdp::Options{}.reduce_ctas;
+  /// All steps have the gradients of the first, gathered units stay unseen, and a backend with graphs replays what it
+  /// captured of the second step.
+  bool replays = false;
 
   DType master() const { return accumulator(compute); }
+  int source_of(int step) const { return replays ? 0 : step; }
 };
 
 inline std::vector<fsdp::UnitSpec> model_of(const Training& t, const fsdp::GroupSizes& sizes) {
@@ -88,7 +94,8 @@ class TrainingRank {
                           .gradient = t.gradient,
                           .transport = t.config.transport,
                           .prefetch = t.config.prefetch,
-                          .alignment_elems = t.config.alignment_elems})),
+                          .alignment_elems = t.config.alignment_elems,
+                          .reduce_ctas = t.reduce_ctas})),
         streams_{compute_.get(), gather_.get(), reduce_.get(), own_.get()},
         executor_(make_executor(world.rank(), streams_)) {}
 
@@ -161,7 +168,7 @@ class TrainingRank {
       for (int micro = 0; micro < t_.config.micro_batches; ++micro) {
         for (int u = 0; u < units(); ++u) {
           terms_.push_back(drawn_.add(plan_.gradient, 2 * layout(u).total_elems(), [&](std::int64_t i) {
-            return static_cast<float>(drawn({t_.seed, 2, world_.rank(), step, micro, u, i}));
+            return static_cast<float>(drawn({t_.seed, 2, world_.rank(), t_.source_of(step), micro, u, i}));
           }));
         }
       }
@@ -188,21 +195,7 @@ class TrainingRank {
       for (int p = 0; p < params(u); ++p) op.load(u, p, full(u, p, inputs_ + weights_[weight++]), streams_);
     }
     for (int step = 0; step < t_.config.steps; ++step) {
-      for (int micro = 0; micro < t_.config.micro_batches; ++micro) {
-        op.begin(order_);
-        for (std::size_t use = 0; use < order_.size(); ++use) {
-          const int u = order_[use];
-          const fsdp::UnitView view = op.acquire(u, streams_);
-          record(view, u);
-          if (use >= order_.size() / 2 && layout(u).trains()) {
-            write_gradients(op, step, micro, u);
-            op.reduce(u, streams_);
-          }
-          record(view, u);
-          op.release(u, streams_);
-        }
-      }
-      op.finish_gradients(streams_);
+      step > 0 && t_.replays ? replay_passes(op) : enqueue_passes(op, step);
       for (int u = 0; u < units(); ++u) {
         for (int p = 0; p < params(u); ++p) {
           const std::size_t bytes = static_cast<std::size_t>(elems(u, p)) * size_bytes(plan_.master);
@@ -214,8 +207,45 @@ class TrainingRank {
       wait_for_all();
     }
   }
+  void enqueue_passes(Sharder& op, int step) {
+    for (int micro = 0; micro < t_.config.micro_batches; ++micro) {
+      op.begin(order_);
+      for (std::size_t use = 0; use < order_.size(); ++use) {
+        const int u = order_[use];
+        const fsdp::UnitView view = op.acquire(u, streams_);
+        record(view, u);
+        if (use >= order_.size() / 2 && layout(u).trains()) {
+          write_gradients(op, step, micro, u);
+          op.reduce(u, streams_);
+        }
+        record(view, u);
+        op.release(u, streams_);
+      }
+    }
+    op.finish_gradients(streams_);
+  }
+  void replay_passes(Sharder& op) {
+    const auto alone = [&] {
+      op.fork(streams_);
+      enqueue_passes(op, 1);
+      op.weights_changed(streams_);
+      op.join(streams_);
+    };
+    if constexpr (requires { typename Backend::Graph; }) {
+      if (!graph_) {
+        op.join(streams_);
+        graph_ = std::make_shared<typename Backend::Graph>(streams_.compute, alone);
+        op.fork(streams_);
+      }
+      std::static_pointer_cast<typename Backend::Graph>(graph_)->launch(streams_.compute);
+    } else {
+      op.join(streams_);
+      alone();
+    }
+  }
   /// The whole unit, padding and all: it is what the shards hold.
   void record(const fsdp::UnitView& view, int u) {
+    if (t_.replays) return;
     executor_.copy(take_log(unit_bytes(u)), view[0].data(), unit_bytes(u), streams_.compute);
   }
   TensorRef full(int u, int p, std::byte* data) const {
@@ -252,7 +282,7 @@ class TrainingRank {
           put_block(block, e, accumulates, write);
         }
       };
-      switch (choice({t_.seed, 3, world_.rank(), step, micro, u, p}, 5)) {
+      switch (choice({t_.seed, 3, world_.rank(), t_.source_of(step), micro, u, p}, 5)) {
         case 0:
           break;
         case 1: {
@@ -272,7 +302,7 @@ class TrainingRank {
           break;
         default:
           for (std::int64_t e = 0; e < layout(u).block_count(); ++e) {
-            if (choice({t_.seed, 4, world_.rank(), step, micro, u, p, e}, 2) != 0) continue;
+            if (choice({t_.seed, 4, world_.rank(), t_.source_of(step), micro, u, p, e}, 2) != 0) continue;
             const auto [tensor, accumulates] = gradient.write(p, e);
             put_block(tensor, e, accumulates, 0);
           }
@@ -347,6 +377,7 @@ class TrainingRank {
   std::byte* inputs_ = nullptr;
   std::byte* log_ = nullptr;
   std::size_t log_used_ = 0, pieces_at_ = 0, piece_count_ = 0;
+  std::shared_ptr<void> graph_;  // a Backend::Graph, where there is one
 };
 
 }  // namespace templates_testing

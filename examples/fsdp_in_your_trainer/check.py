@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Trains with plain.cu on one GPU and with sharded.cu on two, and compares the losses: equal but for the rounding of
+bf16, whose sums over rows differ. Run: check.py <plain> <sharded>. Exit code 77 where there are fewer than two GPUs."""
+import os
+import re
+import socket
+import subprocess
+import sys
+
+RANKS = 2
+TOLERANCE = 0.01
+LEAST_DECREASE = 0.7
+
+
+def gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout
+    except FileNotFoundError:
+        return 0
+    return len(re.findall(r"^GPU ", listed, re.M))
+
+
+def losses(text):
+    return [float(value) for value in re.findall(r"loss ([0-9.]+)", text)]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run_ranks(program):
+    environment = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "PLEAT_PORT": str(free_port()),
+                   "NCCL_NVLS_ENABLE": "0"}
+    ranks = [subprocess.Popen([program], stdout=subprocess.PIPE, text=True,
+                              env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(RANKS)]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    if any(rank.returncode != 0 for rank in ranks):
+        sys.exit(f"a rank of {program} failed: {[rank.returncode for rank in ranks]}")
+    return outputs[0]
+
+
+def main(plain, sharded):
+    count = gpus()
+    if count < RANKS:
+        print(f"skipped: {count} GPUs, {RANKS} are needed")
+        sys.exit(77)
+    expected = losses(subprocess.run([plain], capture_output=True, text=True, check=True, timeout=120).stdout)
+    found = losses(run_ranks(sharded))
+    print("plain  ", expected, "\nsharded", found)
+    if len(expected) < 2 or len(expected) != len(found):
+        sys.exit("the programs print other losses")
+    if expected[-1] > LEAST_DECREASE * expected[0]:
+        sys.exit("the loss does not go down")
+    if any(abs(f - e) > TOLERANCE * e for e, f in zip(expected, found)):
+        sys.exit(f"losses differ by more than {TOLERANCE} of theirs")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
