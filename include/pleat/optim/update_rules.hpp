@@ -28,6 +28,23 @@ PLEAT_HD inline void finish_step(StepScale& step, const StepPartial& total, doub
   ++(step.finite ? step.step : step.skipped);
 }
 
+/// a * b, rounded. Compilers fuse a plain product into a sum on one path of a kernel and not on the other, and the bits
+/// of an element would depend on where shards are cut.
+PLEAT_HD inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+PLEAT_HD inline double product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 /// AdamW on elements of `T`. source: as AdamwOptions; eps is added to the corrected root.
 template <class T>
 struct AdamwRule {
@@ -44,11 +61,11 @@ struct AdamwRule {
         keep(static_cast<T>(1 - lr * options.weight_decay)) {}
 
   PLEAT_HD void apply(T& p, T& first, T& second, T gradient, bool weight_decay) const {
-    const T g = gradient * unscale;
-    first = beta1 * first + (1 - beta1) * g;
-    second = beta2 * second + (1 - beta2) * g * g;
+    const T g = product(gradient, unscale);
+    first = product(beta1, first) + product(1 - beta1, g);
+    second = product(beta2, second) + product(product(1 - beta2, g), g);
     const T denominator = std::sqrt(second) / root_correction2 + eps;
-    p = (weight_decay ? p * keep : p) - step_size * (first / denominator);
+    p = (weight_decay ? product(p, keep) : p) - product(step_size, first / denominator);
   }
 };
 
@@ -67,11 +84,22 @@ struct MuonRule {
 
   /// Updates the momentum and returns what is orthogonalized.
   PLEAT_HD T apply(T& momentum, T gradient) const {
-    const T g = gradient * unscale;
-    momentum = keller ? momentum + (1 - mu) * (g - momentum) : mu * momentum + g;
+    const T g = product(gradient, unscale);
+    momentum = keller ? momentum + product(1 - mu, g - momentum) : product(mu, momentum) + g;
     if (!nesterov) return momentum;
-    return keller ? g + mu * (momentum - g) : g + mu * momentum;
+    return g + product(mu, keller ? momentum - g : momentum);
   }
+};
+
+/// What an orthogonal direction does to the elements of one piece.
+template <class T>
+struct MuonUpdate {
+  T keep, rate;
+
+  PLEAT_HD MuonUpdate(const MuonPiece& piece, double lr, double weight_decay)
+      : keep(static_cast<T>(piece.weight_decay ? 1 - lr * weight_decay : 1)), rate(static_cast<T>(lr * piece.scale)) {}
+
+  PLEAT_HD T apply(T p, T direction) const { return product(p, keep) - product(rate, direction); }
 };
 
 }  // namespace pleat::inline v0::optim

@@ -177,6 +177,24 @@ TEST_CASE("facts: Newton-Schulz where its result is known, and the wrong ways of
   for (std::size_t i = 0; i < 24; ++i) CHECK(std::abs(padded[i / 6 * 8 + i % 6] - whole[i]) < 1e-13);
 }
 
+TEST_CASE("with no gradient, parameters decay where they are to") {
+  const std::vector<fsdp::ParamSpec> params{
+      {.name = "decays", .shape = {2, 2}, .optimizer = fsdp::Optimizer::muon},
+      {.name = "stays", .shape = {2, 2}, .weight_decay = false, .optimizer = fsdp::Optimizer::muon}};
+  const fsdp::UnitLayout unit = fsdp::plan_unit(params, 1, {.alignment_elems = 1});
+  OwnShard<double> own(std::vector<double>(8, 1.0));
+  own.pieces = fsdp::update_pieces(unit, unit.pieces(0), 1);
+  const fsdp::ShardMemory shard = own.memory();
+  const Param kind = Param::dense;
+  const auto plan = optim::plan_muon({&unit, 1}, {&kind, 1}, DType::f64, {.weight_decay = 0.5, .product = DType::f64});
+  const HostBuffer scratch(plan.footprint().scratch, 0xff), persistent(plan.footprint().persistent, 0xff);
+  const GroupComm<ThreadComm> alone;
+  auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1}, scratch.block(), persistent.block());
+  const optim::StepScale scale{.scale = 1, .step = 1, .finite = 1};
+  muon.step(&scale, 0.1, {});
+  CHECK(own.master == std::vector<double>{0.95, 0.95, 0.95, 0.95, 1, 1, 1, 1});
+}
+
 TEST_CASE("facts: scales") {
   const Json scales = Json::facts("muon.json")["special"]["scales"];
   for (const Json& fact : scales.array()) {

@@ -17,10 +17,8 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     adamw_kernel(const __grid_constant__ fsdp::ShardMemory shard, T* first, T* second,
                  const __grid_constant__ optim::AdamwOptions options, double lr, const optim::StepScale* step) {
   if (!step->finite) return;
-  __shared__ optim::AdamwRule<T> shared_rule;
-  if (threadIdx.x == 0) shared_rule = optim::AdamwRule<T>(options, lr, *step);
-  __syncthreads();
-  const optim::AdamwRule<T> rule = shared_rule;
+  __shared__ optim::AdamwRule<T> rule;  // its powers take as long as the search for the first piece, by other warps
+  if (threadIdx.x == leaf_threads - 1) rule = optim::AdamwRule<T>(options, lr, *step);
   auto* const master = static_cast<T*>(shard.master);
   const auto* const gradient = static_cast<const T*>(shard.gradient);
   auto* const compute = static_cast<Compute*>(shard.compute);

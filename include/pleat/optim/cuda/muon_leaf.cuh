@@ -51,8 +51,7 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     const std::int64_t i = work - piece.begin;
     auto* const master = static_cast<T*>(piece.master) + i;
     const auto* const direction = static_cast<const P*>(piece.exchanged) + i;
-    const auto keep = static_cast<T>(piece.weight_decay ? 1 - lr * weight_decay : 1);
-    const auto rate = static_cast<T>(lr * piece.scale);
+    const optim::MuonUpdate<T> rule(piece, lr, weight_decay);
     Pack<P, Count> o;
     if (is_pack_aligned<Count>(direction)) {
       o = load_pack<Count>(direction);
@@ -64,7 +63,7 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     Pack<Compute, Count> copy;
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
-      p.elem[k] = p.elem[k] * keep - rate * static_cast<T>(o.elem[k]);
+      p.elem[k] = rule.apply(p.elem[k], static_cast<T>(o.elem[k]));
       copy.elem[k] = static_cast<Compute>(p.elem[k]);
     }
     store_pack<Count>(master, p);

@@ -24,16 +24,17 @@ __device__ CtaRange cta_range(std::int64_t elems) {
 
 /// Calls f(piece, i, count) for the elements of the CTA's part of [0, elems) that pieces cover, spread over its
 /// threads; `count` is an integral_constant: Width for elements i to i + Width where i is a multiple of it,
-/// otherwise 1. Pieces have `begin` and `elems`, ascend, and may touch anywhere.
+/// otherwise 1. Pieces have `begin` and `elems`, ascend, and may touch anywhere. All threads of the CTA meet before the
+/// first call.
 template <int Width, class Piece, class F>
 __device__ void for_each_pack(const Piece* pieces, std::int64_t piece_count, std::int64_t elems, F f) {
   const CtaRange part = cta_range<Width>(elems);
   __shared__ std::int64_t shared_first;
-  if (threadIdx.x == 0) shared_first = piece_count;
-  __syncthreads();
-  for (std::int64_t i = threadIdx.x; i < piece_count; i += leaf_threads) {  // the first that ends behind the beginning
-    const bool before_ends_in_front = i == 0 || pieces[i - 1].begin + pieces[i - 1].elems <= part.first;
-    if (before_ends_in_front && pieces[i].begin + pieces[i].elems > part.first) shared_first = i;
+  const auto is_past = [&](std::int64_t p) {
+    return p == piece_count || pieces[p].begin + pieces[p].elems > part.first;
+  };
+  for (std::int64_t p = threadIdx.x; p <= piece_count; p += leaf_threads) {
+    if (is_past(p) && (p == 0 || !is_past(p - 1))) shared_first = p;  // the first that ends behind the beginning
   }
   __syncthreads();
   std::int64_t p = shared_first;

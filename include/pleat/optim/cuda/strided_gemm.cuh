@@ -1,6 +1,7 @@
 // A batch of equal matrix products through cuBLASLt, its algorithm chosen once, by the shape alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -40,14 +41,17 @@ struct MatrixPlaces {
 
 /// D = alpha op(A) op(B) + beta C for each matrix of a batch; all of one dtype, summed in its accumulator. Matrices
 /// begin at multiples of 128 bytes. The algorithm splits no sum, needs no workspace and is the one that cuBLASLt
-/// recommends for a batch of `pinned_count`: results do not depend on `count`. Errors: cuda_error C20.
+/// recommends for `pinned_count` products of the shape: results do not depend on `count`. Errors: cuda_error C20.
 class StridedGemm {
  public:
-  static constexpr int pinned_count = 8;
+  /// As many products as fill the largest chips, 8 at most: an algorithm for a lone small one starves a batch, one for
+  /// a batch a large one.
+  static constexpr std::int64_t pinned_count(const MatrixPlaces& out) {
+    return std::clamp<std::int64_t>((std::int64_t{1} << 23) / (out.rows * out.cols), 1, 8);
+  }
 
   StridedGemm(cublasLtHandle_t handle, DType dtype, cublasOperation_t op_a, cublasOperation_t op_b,
-              const MatrixPlaces& a, const MatrixPlaces& b, const MatrixPlaces& out, std::int64_t count,
-              std::int64_t chosen_for = pinned_count)
+              const MatrixPlaces& a, const MatrixPlaces& b, const MatrixPlaces& out, std::int64_t count)
       : handle_(handle), dtype_(dtype) {
     const bool is_double = dtype == DType::f64;
     cublasLtMatmulDesc_t product = nullptr;
@@ -57,7 +61,8 @@ class StridedGemm {
     product_.reset(product);
     set(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     set(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
-    choose(make_layout(a, chosen_for), make_layout(b, chosen_for), make_layout(out, chosen_for));
+    const std::int64_t pinned = pinned_count(out);
+    choose(make_layout(a, pinned), make_layout(b, pinned), make_layout(out, pinned));
     a_ = make_layout(a, count);
     b_ = make_layout(b, count);
     out_ = make_layout(out, count);

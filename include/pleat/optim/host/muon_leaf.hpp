@@ -36,13 +36,12 @@ struct muon_leaf<host_device> {
           using Compute = typename decltype(compute)::type;
           using P = typename decltype(product)::type;
           for (const optim::MuonPiece& piece : pieces) {
-            const auto keep = static_cast<T>(piece.weight_decay ? 1 - lr * options.weight_decay : 1);
-            const auto rate = static_cast<T>(lr * piece.scale);
+            const optim::MuonUpdate<T> rule(piece, lr, options.weight_decay);
             auto* const p = static_cast<T*>(piece.master);
             const auto* const direction = static_cast<const P*>(piece.exchanged);
             auto* const copy = static_cast<Compute*>(piece.compute);
             for (std::int64_t i = 0; i < piece.elems; ++i) {
-              p[i] = p[i] * keep - rate * static_cast<T>(direction[i]);
+              p[i] = rule.apply(p[i], static_cast<T>(direction[i]));
               if (copy != nullptr) copy[i] = static_cast<Compute>(p[i]);
             }
           }

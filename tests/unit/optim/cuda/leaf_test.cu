@@ -1,4 +1,4 @@
-// The optimizer leaves on the GPU against those of the host: elements to rounding, sums in float64, edges of pieces,
+// The optimizer leaves on the GPU against those of the host: elements, sums in float64, edges of pieces,
 // skipped steps, and a whole step in a CUDA graph.
 #include <pleat/optim/cuda/leaf.cuh>
 
@@ -128,9 +128,9 @@ void check_adamw(std::int64_t elems) {
     s.synchronize();
   }
   const auto master = device.master.download();
-  CHECK(difference(master, host.master) < 32);
-  CHECK(difference(device.first.download(), host.first) < 8);
-  CHECK(difference(device.second.download(), host.second) < 8);
+  CHECK(difference(master, host.master) < 4);
+  CHECK(difference(device.first.download(), host.first) == 0);
+  CHECK(difference(device.second.download(), host.second) == 0);
   const auto compute = device.compute.download();
   for (const fsdp::UpdatePiece& piece : host.pieces) {
     const bool mine = piece.optimizer == fsdp::Optimizer::adamw && device.memory.compute != nullptr;
@@ -141,8 +141,8 @@ void check_adamw(std::int64_t elems) {
   }
 }
 
-TEST_CASE("AdamW equals the host's up to contraction, and touches its own pieces only") {
-  for (const std::int64_t elems : {1, 3, 40, 6390, 100'003, 3'000'000}) {
+TEST_CASE("AdamW equals the host's up to the powers of its betas, and touches its own pieces only") {
+  for (const std::int64_t elems : {1, 3, 40, 6390, 100'003, 700'001}) {
     check_adamw<float, bfloat16>(elems);
     check_adamw<float, float>(elems);
     check_adamw<double, double>(elems);
@@ -162,8 +162,8 @@ TEST_CASE("moments lie where a piece says, in a state of their own") {
   const OnDevice<StepScale> device_scale({scale});
   host_leaf::adamw(host.memory(), host.first.data(), host.second.data(), {}, 0.01, &scale, {});
   leaf::adamw(device.memory, device.first.data, device.second.data, {}, 0.01, device_scale.data, s);
-  CHECK(difference(device.master.download(), host.master) < 8);
-  CHECK(difference(device.first.download(), host.first) < 8);
+  CHECK(difference(device.master.download(), host.master) < 4);
+  CHECK(difference(device.first.download(), host.first) == 0);
 }
 
 TEST_CASE("a step that is skipped writes nothing") {
@@ -202,7 +202,7 @@ void check_squares(std::int64_t elems) {
 }
 
 TEST_CASE("squares are weighed per piece, in float64, with the same bits each time") {
-  for (const std::int64_t elems : {1, 3, 40, 6390, 100'003, 3'000'000}) {
+  for (const std::int64_t elems : {1, 3, 40, 6390, 100'003, 700'001}) {
     check_squares<float>(elems);
     check_squares<double>(elems);
   }
