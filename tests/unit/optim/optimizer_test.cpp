@@ -1,5 +1,5 @@
-// AdamW on shards over a mesh equals AdamW on whole parameters on one rank, step after step.
-#include <pleat/optim/adamw.hpp>
+// A whole step on the shards of a mesh - sums of gradients, norm, clipping, AdamW and Muon - equals that of one rank.
+#include <pleat/optim/optimizer.hpp>
 
 #include <array>
 #include <cmath>
@@ -31,7 +31,8 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
       units.push_back({.name = "unit",
                        .params = {{.name = "w", .shape = {size}},
                                   {.name = "b", .shape = {3}, .weight_decay = false},
-                                  {.name = "frozen", .shape = {2}, .frozen = true}}});
+                                  {.name = "frozen", .shape = {2}, .frozen = true},
+                                  {.name = "matrix", .shape = {7, 4}, .optimizer = fsdp::Optimizer::muon}}});
     }
     const fsdp::Plan plan =
         fsdp::plan(units, groups.sizes(), {.compute = dtype_of<T>, .transport = transport, .alignment_elems = 2});
@@ -39,9 +40,12 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
     HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
     auto op =
         fsdp::bind(plan, HostExecutor{}, groups, Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
-    const auto adamw_plan = optim::plan_adamw(plan.layouts, plan.master);
-    const HostBuffer moments(adamw_plan.footprint().persistent, 0xff);
-    auto adamw = optim::bind(adamw_plan, HostExecutor{}, moments.block());
+    const auto optimizer_plan =
+        optim::plan_optimizer(plan.layouts, plan.kinds, plan.master, {.muon = {.product = plan.master}});
+    const HostBuffer scratch(optimizer_plan.footprint().scratch, 0xff);
+    const HostBuffer state(optimizer_plan.footprint().persistent, 0xff);
+    auto optimizer = optim::bind(optimizer_plan, HostExecutor{}, groups.dense.reduce, groups.expert.reduce, op.shards(),
+                                 scratch.block(), state.block());
     const auto norm_plan = optim::plan_step_norm(ranks);
     const HostBuffer norm_memory(norm_plan.footprint().persistent, 0xff);
     auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), norm_memory.block());
@@ -57,11 +61,13 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
       op.load(u, 0, draw(sizes[static_cast<std::size_t>(u)]), {});
       op.load(u, 1, draw(3), {});
       op.load(u, 2, draw(2), {});
+      const std::vector<double> matrix = draw(28);
+      op.load(u, 3, TensorRef(matrix.data(), {7, 4}), {});
     }
     for (int step = 0; step < 3; ++step) {
       for (int u = 0; u < 4; ++u) {
-        for (int p = 0; p < 2; ++p) {
-          const std::vector<double> gradient = draw(p == 0 ? sizes[static_cast<std::size_t>(u)] : 3);
+        for (const int p : {0, 1, 3}) {
+          const std::vector<double> gradient = draw(p == 0 ? sizes[static_cast<std::size_t>(u)] : p == 1 ? 3 : 28);
           const TensorRef tensor = op.gradient(u, {}).write(p).tensor;
           for (std::size_t i = 0; i < gradient.size(); ++i) {
             tensor.as<A>()[i] = static_cast<A>(gradient[i] * 2 * (world.rank() + 1) / (ranks * (ranks + 1)));
@@ -71,15 +77,19 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
       }
       op.finish_gradients({});
       const optim::StepSums sums{.loss = 0, .tokens = 1.0 / ranks};
-      adamw.step(op.shards(), norm.run(op.shards(), &sums, 3, {}), 0.02, {});
+      optimizer.step(norm.run(op.shards(), &sums, 3, {}), {.adamw = 0.02, .muon = 0.03}, {});
       op.weights_changed({});
     }
     std::vector<A> mine;
     for (int u = 0; u < 4; ++u) {
       const fsdp::UnitView view = op.acquire(u, {});
-      for (const auto& [p, elems] : {std::pair{0, sizes[static_cast<std::size_t>(u)]}, {1, 3}, {2, 2}}) {
+      for (const auto& [p, elems] : {std::pair{0, sizes[static_cast<std::size_t>(u)]}, {1, 3}, {2, 2}, {3, 28}}) {
         std::vector<A> values(static_cast<std::size_t>(elems));
-        op.export_master(u, p, values, {});
+        if (p == 3) {
+          op.export_master(u, p, TensorRef(values.data(), {7, 4}), {});
+        } else {
+          op.export_master(u, p, values, {});
+        }
         for (std::size_t i = 0; i < values.size(); ++i) {
           const T copy = static_cast<T>(values[i]);
           if (std::memcmp(view[p].template as<T>() + i, &copy, sizeof(T)) != 0) fail<error>("the copy is no copy");
@@ -111,7 +121,7 @@ void check_meshes(double tolerance) {
   }
 }
 
-TEST_CASE("sharded AdamW, with clipping, equals one rank's") {
+TEST_CASE("a sharded step, with clipping, equals one rank's") {
   check_meshes<double>(1e-13);
   check_meshes<float>(1e-5);
   check_meshes<bfloat16>(1e-5);  // float masters
