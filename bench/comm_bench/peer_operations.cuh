@@ -14,7 +14,7 @@ namespace comm_bench {
 /// these rows.
 inline constexpr std::size_t most_store_bytes = 64 * mib, most_sum_bytes = 64 * mib;
 inline constexpr int store_ctas[] = {1, 2, 4, 8, 16, 32, 64, 132};
-inline constexpr int sum_ctas[] = {0, 8, 16, 32, 64, 132};  // 0: streams meet
+inline constexpr int sum_ctas[] = {0, 32, 64, 132};  // 0: streams meet
 
 /// All of it bound to one arena.
 class PeerOperations {
@@ -87,7 +87,7 @@ class PeerOperations {
   static pleat::PeerReduceScatterPlan sums_plan(int ctas, std::size_t most_block_bytes) {
     return pleat::plan_peer_reduce_scatter<pleat::MappedSums>(
         ranks, (ctas == 0 ? most_block_bytes : most_sum_bytes) / 4, DType::f32,
-        {.sums = {{{ctas == 0 ? 0 : most_sum_bytes, ctas}}}});
+        {.sums = {ctas == 0 ? 0 : most_sum_bytes, ctas}});
   }
   template <class Kernels, class Op, class Plan>
   Bound<Op> bind(const Plan& plan) const {

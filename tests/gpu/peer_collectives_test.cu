@@ -4,6 +4,7 @@
 #include <pleat/cuda/peer_sums.cuh>
 
 #include <gpu/two_gpus_main.cuh>
+#include <support/repeats.hpp>
 
 #include <deque>
 #include <numeric>
@@ -14,13 +15,14 @@ namespace {
 using namespace two_gpus;
 using pleat::check_launch;
 using pleat::DType;
+using testing_support::repeats;
 using Collectives = pleat::PeerCollectives<pleat::CudaExecutor, MappedPeers, pleat::MappedStores>;
 using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, MappedPeers, pleat::MappedSums>;
 
 constexpr std::size_t most_bytes = std::size_t{128} << 10;
 constexpr pleat::TransferTable table{.stores = {{{std::size_t{1} << 10, 1}, {std::size_t{16} << 10, 4}}},
                                      .beside_bytes = std::size_t{48} << 10,
-                                     .sums = {{{std::size_t{4} << 10, 2}, {std::size_t{32} << 10, 5}}}};
+                                     .sums = {std::size_t{32} << 10, 5}};
 
 /// Byte `i` of what rank `from` brings to call `call`.
 __device__ std::uint8_t pattern(int from, std::uint32_t call, std::size_t i) {
@@ -136,7 +138,7 @@ struct Subject {
 
 /// All sizes and kinds of calls in a random order; results are looked at again before they are given back.
 std::string calls(Rank& site) {
-  constexpr int rounds = 1500;
+  const int rounds = repeats(1500);
   constexpr std::size_t sizes[] = {0, 1, 4, 100, 4096, 16384, 16388, 40000, 49152, 65537, most_bytes};
   Subject subject(site);
   struct InUse {
@@ -182,7 +184,7 @@ std::string calls(Rank& site) {
 
 /// A graph of two calls of each kind of transfer, and calls in between.
 std::string replays(Rank& site) {
-  constexpr int launches = 500;
+  const int launches = repeats(500);
   Subject subject(site);
   const auto calls = [&] {
     for (const std::size_t bytes : {std::size_t{1000}, std::size_t{30000}, most_bytes}) {
@@ -246,7 +248,7 @@ struct SumSubject {
 
 /// Sums of all sizes, by kernels that meet and by streams that do, with and without an input asked for ahead.
 std::string sums(Rank& site) {
-  constexpr int rounds = 1500;
+  const int rounds = repeats(1500);
   constexpr std::size_t sizes[] = {0, 1, 255, 1000, 1024, 1025, 8191, 8192, 8193, SumSubject::most};
   SumSubject subject(site);
   const Numbers numbers(rounds);
@@ -270,7 +272,7 @@ std::string sums(Rank& site) {
 
 /// A graph of sums of both kinds, which is captured before any other, and sums in between.
 std::string sum_replays(Rank& site) {
-  constexpr int launches = 500;
+  const int launches = repeats(500);
   SumSubject subject(site);
   std::uint32_t* const call = site.word();
   const auto calls = [&] {

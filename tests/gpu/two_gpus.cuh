@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/cuda/mapped_peers.hpp>
+#include <pleat/cuda/peer_memory.hpp>
 
 #include <algorithm>
 #include <barrier>
@@ -47,7 +48,14 @@ class ThreadLink final : public Link {
   explicit ThreadLink(ThreadPair& pair) : pair_(pair) {}
   void meet() override { pair_.barrier.arrive_and_wait(); }
   std::byte* map_peer(int rank, std::byte* mine) override {
-    check_cuda(cudaDeviceEnablePeerAccess(1 - rank, 0), "cudaDeviceEnablePeerAccess");
+    require(!pleat::maps_memory_of(rank, 1 - rank), "the ranks of a new process do not map each other");
+    meet();
+    if (rank == 0) {
+      for (int i = 0; i < 2; ++i) pleat::map_memory_between(std::vector<int>{0, 1});
+      require(cudaPeekAtLastError() == cudaSuccess, "what is mapped is left alone");
+    }
+    meet();
+    require(pleat::maps_memory_of(rank, 1 - rank), "the ranks map each other");
     pair_.blocks[rank] = mine;
     meet();
     return pair_.blocks[1 - rank];

@@ -27,7 +27,7 @@ struct PeerReduceScatterPlan {
   int ranks = 1;
   std::size_t block_elems = 0;  // the largest number a rank keeps
   DType wire = DType::f32;
-  KernelSteps sums = {};  // those of the table that blocks need
+  KernelStep sums = {};  // which kernels make
   int sum_channels = 0;
   std::size_t sum_persistent_bytes = 0;
 
@@ -51,7 +51,7 @@ struct PeerReduceScatterPlan {
 constexpr void append_to(Message& message, const PeerReduceScatterPlan& p) {
   message.append("peer reduce-scatter ranks=").append(p.ranks).append(" block_elems=").append(p.block_elems);
   message.append(" wire=").append(name_of(p.wire)).append(" sums=");
-  append_to(message, p.sums);
+  append_to(message, KernelSteps{p.sums});
 }
 
 /// The plan for ranks that keep at most `block_elems` elements. `Sums`: the peers' kernels, MappedSums where each rank
@@ -61,10 +61,10 @@ constexpr PeerReduceScatterPlan plan_peer_reduce_scatter(int ranks, std::size_t 
                                                          const TransferTable& table = {}) {
   PeerReduceScatterPlan plan{.ranks = ranks, .block_elems = block_elems, .wire = wire};
   if constexpr (Sums::exist) {
-    if (ranks > 1) plan.sums = steps_up_to(table.sums, block_elems * size_bytes(wire));
-    if (const int ctas = most_ctas(plan.sums); ctas > 0) {
-      plan.sum_channels = Sums::channels(ctas);
-      plan.sum_persistent_bytes = Sums::persistent_bytes(ranks, ctas);
+    if (ranks > 1) plan.sums = steps_up_to({table.sums}, block_elems * size_bytes(wire))[0];
+    if (plan.sums.ctas > 0) {
+      plan.sum_channels = Sums::channels;
+      plan.sum_persistent_bytes = Sums::persistent_bytes(ranks, plan.sums.ctas);
     }
   }
   return plan;
@@ -72,8 +72,8 @@ constexpr PeerReduceScatterPlan plan_peer_reduce_scatter(int ranks, std::size_t 
 
 /// Rank-ordered sums of terms that the ranks have written to their windows: each reads its terms there and adds them as
 /// it reads; bits as `reduce_scatter_ordered`. Every rank makes the same calls in the same order, all on one stream or
-/// ordered by the caller. Moves (ranks - 1) * elems elements in. May be captured in a graph after a call of every kind
-/// of sum in it; the graph has an even number of calls, and as many inputs are given out before it as after it.
+/// ordered by the caller. Moves (ranks - 1) * elems elements in. May be captured in a graph of an even number of
+/// calls; as many inputs are given out before it as after it.
 ///
 /// In each sum the ranks meet once, before they read: the terms are there. That tells, too, that the peers have ended
 /// the sum before, so the inputs are free in turn without a signal of their own. Only an input that is asked for ahead,
@@ -91,8 +91,8 @@ class PeerReduceScatter {
     Carver memory(Block{peers_.base(peers_.rank()), plan_.footprint().symmetric});
     inputs_ = plan_.carve(memory);
     if constexpr (Sums::exist) {
-      if (const int ctas = most_ctas(plan_.sums); ctas > 0) {
-        sums_.emplace(peers_, PeerReduceScatterPlan::stream_channels, ctas, persistent, deadline, s);
+      if (plan_.sums.ctas > 0) {
+        sums_.emplace(peers_, PeerReduceScatterPlan::stream_channels, plan_.sums.ctas, persistent, deadline, s);
       }
     }
   }
@@ -117,15 +117,15 @@ class PeerReduceScatter {
     const std::size_t bytes = elems * size_bytes(plan_.wire);
     const std::byte* const mine =
         inputs_[static_cast<std::size_t>(slot)] + static_cast<std::size_t>(peers_.rank()) * bytes;
-    for (int r = 0; r < peers_.size(); ++r) {
-      terms_[static_cast<std::size_t>(r)] = peers_.base(r) + (mine - peers_.base(peers_.rank()));
-    }
     if constexpr (Sums::exist) {
-      if (const int ctas = ctas_of(plan_.sums, bytes); ctas != 0) {
-        return sums_->add(out, out_dtype, terms_, plan_.wire, elems, accumulate, ctas, s);
+      if (sums_ && bytes <= plan_.sums.up_to_bytes) {
+        return sums_->add(out, out_dtype, mine, plan_.wire, elems, accumulate, s);
       }
     }
     meet(slot, s);
+    for (int r = 0; r < peers_.size(); ++r) {
+      terms_[static_cast<std::size_t>(r)] = peers_.base(r) + (mine - peers_.base(peers_.rank()));
+    }
     core_leaf<typename Executor::device_type>::sum_ranks(out, out_dtype, terms_, plan_.wire, elems, accumulate, s);
   }
 

@@ -60,8 +60,8 @@ struct TransferTable {
                          {std::size_t{32} << 20, 132}}};
   /// From here on a copied result's own block is copied beside the transfers, on the other stream.
   std::size_t beside_bytes = std::size_t{1} << 20;
-  /// Sums of blocks of wire bytes; larger ones leave the signals to the stream, and wait without a multiprocessor.
-  KernelSteps sums = {{{std::size_t{32} << 20, 32}}};
+  /// Sums of blocks of wire bytes; larger ones leave the meeting to the streams, which wait without a multiprocessor.
+  KernelStep sums = {std::size_t{32} << 20, 64};
 };
 
 }  // namespace pleat::inline v0

@@ -10,6 +10,9 @@ namespace detail {
 __device__ __forceinline__ void store_release(std::uint64_t* word, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
+__device__ __forceinline__ void store_relaxed(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 __device__ __forceinline__ std::uint64_t load_acquire(const std::uint64_t* word) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -25,6 +28,21 @@ __device__ __forceinline__ std::uint64_t next_count(std::uint64_t* counts, const
   return ++counts[static_cast<std::size_t>(slot) * static_cast<std::size_t>(signals.ranks) +
                   static_cast<std::size_t>(peer)];
 }
+/// Waits for signal `wanted` of the peer in `word`; false once any wait of the operation has timed out.
+__device__ inline bool await_count(const DeviceSignals& signals, const std::uint64_t* word, std::uint64_t wanted,
+                                   int peer, int slot) {
+  if (ends_wait(load_acquire(word), wanted)) return true;
+  const std::uint64_t start = global_time_ns();
+  while (!ends_wait(load_acquire(word), wanted)) {
+    if (*static_cast<volatile std::uint64_t*>(signals.status) != 0) return false;
+    if (global_time_ns() - start > signals.timeout_ns) {
+      atomicCAS(reinterpret_cast<unsigned long long*>(signals.status), 0ULL,
+                static_cast<unsigned long long>(DeviceTimeout{signals.rank, peer, slot}.packed()));
+      return false;
+    }
+  }
+  return true;
+}
 }  // namespace detail
 
 /// One more signal to the peer on the slot, by the calling thread: releases what it has written, and what others have
@@ -39,18 +57,7 @@ __device__ inline void device_signal(const DeviceSignals& signals, int peer, int
 __device__ inline bool device_await(const DeviceSignals& signals, int peer, int slot) {
   const std::uint64_t* const word =
       signals.links[peer].incoming + static_cast<std::ptrdiff_t>(slot) * signals.slot_stride;
-  const std::uint64_t wanted = detail::next_count(signals.awaited, signals, peer, slot);
-  if (ends_wait(detail::load_acquire(word), wanted)) return true;
-  const std::uint64_t start = detail::global_time_ns();
-  while (!ends_wait(detail::load_acquire(word), wanted)) {
-    if (*static_cast<volatile std::uint64_t*>(signals.status) != 0) return false;
-    if (detail::global_time_ns() - start > signals.timeout_ns) {
-      atomicCAS(reinterpret_cast<unsigned long long*>(signals.status), 0ULL,
-                static_cast<unsigned long long>(DeviceTimeout{signals.rank, peer, slot}.packed()));
-      return false;
-    }
-  }
-  return true;
+  return detail::await_count(signals, word, detail::next_count(signals.awaited, signals, peer, slot), peer, slot);
 }
 
 /// No thread of this CTA passes before the CTA of the same slot has arrived on every rank; called by all threads of the
@@ -67,6 +74,28 @@ __device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
   }
   for (int peer = first; takes_part && peer < signals.ranks; peer += step) {
     if (peer != signals.rank) has_met = device_await(signals, peer, slot) && has_met;
+  }
+  return __syncthreads_and(has_met) != 0;
+}
+
+/// A grid goes on when the kernel of the same call runs on every rank: there, what stood before it on its stream is
+/// done, and the end of a stream's work has made it visible. That needs no release, which takes more than a
+/// microsecond. Nothing of these kernels themselves is ordered. All threads of every CTA call it, once and first of
+/// all; the grids of all calls have as many CTAs as `signals` has slots. The first CTA signals, on the flag of the
+/// first slot, and waits for nothing before; so the CTAs need not be resident all at once. False, for all threads,
+/// after a time-out.
+__device__ inline bool device_meet(const DeviceSignals& signals) {
+  const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+  std::uint64_t* const counts =
+      signals.awaited + static_cast<std::size_t>(blockIdx.x) * static_cast<std::size_t>(signals.ranks);
+  for (int peer = first; peer < signals.ranks; peer += step) {
+    ++counts[peer];
+    if (blockIdx.x == 0 && peer != signals.rank) detail::store_relaxed(signals.links[peer].outgoing, counts[peer]);
+  }
+  bool has_met = true;
+  for (int peer = first; peer < signals.ranks; peer += step) {
+    if (peer == signals.rank) continue;
+    has_met = detail::await_count(signals, signals.links[peer].incoming, counts[peer], peer, 0) && has_met;
   }
   return __syncthreads_and(has_met) != 0;
 }

@@ -55,45 +55,42 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads) cast_copy_kernel(Out* out, con
 inline constexpr int sum_batch = 4;
 template <class Out, class Part>
 inline constexpr int sum_width = pack_width(std::max(sizeof(Out), sizeof(Part)));
-/// The sum of the parts from `offset_bytes` on, by all threads of the grid. One thread adds `sum_batch` packs at a
-/// time; the next rank's loads are in flight while this rank's are added.
-template <class Out, class Part, int Width>
-__device__ __forceinline__ void add_parts(Out* out, const RankParts& parts, std::size_t offset_bytes, std::size_t packs,
+/// The sum of the parts from `offset_bytes` on, by all threads of the grid. One thread adds `sum_batch` packs of two
+/// ranks at a time: while those of a peer are under way, so are the others.
+template <class Out, class Part, int Width, class Parts>
+__device__ __forceinline__ void add_parts(Out* out, const Parts& parts, std::size_t offset_bytes, std::size_t packs,
                                           bool accumulate) {
-  constexpr int batch = sum_batch;
   using Sum = std::common_type_t<accumulator_t<Out>, accumulator_t<Part>>;
+  using Terms = Pack<Part, Width>[sum_batch];
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * leaf_threads;
   const std::size_t start = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x;
-  for (std::size_t first = start; first < packs; first += step * batch) {
-    Pack<Part, Width> next[batch];
-    const auto load = [&](int r) {
+  for (std::size_t first = start; first < packs; first += step * sum_batch) {
+    Sum sum[sum_batch][Width] = {};
+    const auto load = [&](Terms& terms, int r) {
       const auto* from = reinterpret_cast<const Pack<Part, Width>*>(parts[r] + offset_bytes);
 #pragma unroll
-      for (int b = 0; b < batch; ++b) {
-        if (first + b * step < packs) next[b] = from[first + b * step];
+      for (int b = 0; b < sum_batch; ++b) {
+        if (first + b * step < packs) terms[b] = from[first + b * step];
       }
     };
-    Sum sum[batch][Width];
+    const auto add = [&](const Terms& terms) {
 #pragma unroll
-    for (int b = 0; b < batch; ++b) {
+      for (int b = 0; b < sum_batch; ++b) {
 #pragma unroll
-      for (int k = 0; k < Width; ++k) sum[b][k] = 0;
-    }
-    load(0);
-    for (int r = 0; r < parts.count; ++r) {
-      Pack<Part, Width> term[batch];
-#pragma unroll
-      for (int b = 0; b < batch; ++b) term[b] = next[b];
-      if (r + 1 < parts.count) load(r + 1);
-#pragma unroll
-      for (int b = 0; b < batch; ++b) {
-#pragma unroll
-        for (int k = 0; k < Width; ++k) sum[b][k] += static_cast<Sum>(term[b].elem[k]);
+        for (int k = 0; k < Width; ++k) sum[b][k] += static_cast<Sum>(terms[b].elem[k]);
       }
+    };
+    for (int r = 0; r < parts.count; r += 2) {
+      const bool are_two = r + 1 < parts.count;
+      Terms one, two;
+      load(one, r);
+      if (are_two) load(two, r + 1);
+      add(one);
+      if (are_two) add(two);
     }
     auto* to = reinterpret_cast<Pack<Out, Width>*>(out);
 #pragma unroll
-    for (int b = 0; b < batch; ++b) {
+    for (int b = 0; b < sum_batch; ++b) {
       if (first + b * step >= packs) continue;
       Pack<Out, Width> result;
       if (accumulate) result = to[first + b * step];
@@ -187,12 +184,14 @@ struct core_leaf<cuda_device> {
       dispatch_dtype(FloatTypes{}, in_dtype, [&](auto in_type) {
         using Out = typename decltype(out_type)::type;
         using In = typename decltype(in_type)::type;
-        constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(In)));
-        const bool packs = detail::is_packable<Out>(out, width) && detail::is_packable<In>(in, width);
-        const std::size_t whole = packs ? elems / width : 0;
-        if (whole != 0) launch_cast<Out, In, width>(static_cast<Out*>(out), static_cast<const In*>(in), whole, s);
-        launch_cast<Out, In, 1>(static_cast<Out*>(out) + whole * width, static_cast<const In*>(in) + whole * width,
-                                elems - whole * width, s);
+        if constexpr (!std::is_same_v<Out, In>) {
+          constexpr int width = detail::pack_width(std::max(sizeof(Out), sizeof(In)));
+          const bool packs = detail::is_packable<Out>(out, width) && detail::is_packable<In>(in, width);
+          const std::size_t whole = packs ? elems / width : 0;
+          if (whole != 0) launch_cast<Out, In, width>(static_cast<Out*>(out), static_cast<const In*>(in), whole, s);
+          launch_cast<Out, In, 1>(static_cast<Out*>(out) + whole * width, static_cast<const In*>(in) + whole * width,
+                                  elems - whole * width, s);
+        }
       });
     });
   }
@@ -210,11 +209,11 @@ struct core_leaf<cuda_device> {
         };
         std::size_t done = 0;
         if constexpr (sums_in_bulk<Out, Part>) {
-          constexpr int bulk_width = detail::BulkSum::width<Part>;
-          if (ctas > 0 && elems >= bulk_width && are_packable(bulk_width)) {
-            detail::launch_bulk_sum<Out, Part>(static_cast<Out*>(out), detail::rank_parts(parts, 0), elems / bulk_width,
-                                               accumulate, ctas, s);
-            done = elems / bulk_width * bulk_width;
+          constexpr int granule = detail::BulkSum::granule<Part>;
+          if (ctas > 0 && elems >= granule && are_packable(granule)) {
+            done = elems / granule * granule;
+            detail::launch_bulk_sum<Out, Part>(static_cast<Out*>(out), detail::rank_parts(parts, 0), done, accumulate,
+                                               ctas, s);
           }
         }
         if (done == 0 && elems >= width && are_packable(width)) {

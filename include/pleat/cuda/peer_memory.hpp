@@ -18,8 +18,8 @@ inline bool maps_memory_of(int device, int other) {
   return attributes.devicePointer != nullptr;
 }
 
-/// Lets each of the devices map the memory of the others, for the whole process. Errors: comm_error C26 when two of
-/// them cannot map each other; cuda_error C20.
+/// Lets each of the devices map the memory of the others, for the whole process. Pairs that do already are left alone:
+/// CUDA takes a second request for an error. Errors: comm_error C26 when two of them cannot map each other; C20.
 inline void map_memory_between(std::span<const int> devices) {
   for (const int device : devices) {
     for (const int other : devices) {
@@ -30,9 +30,10 @@ inline void map_memory_between(std::span<const int> devices) {
         fail<comm_error>("pleat[C26]: device ", device, " cannot map the memory of device ", other,
                          "; run the ranks on devices that can, or on one");
       }
+      if (maps_memory_of(device, other)) continue;
       const CudaDeviceScope on_device(device);
       const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
-      if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      if (status == cudaErrorPeerAccessAlreadyEnabled) {  // by another thread just now
         (void)cudaGetLastError();
       } else {
         check_cuda(status, "cudaDeviceEnablePeerAccess");
