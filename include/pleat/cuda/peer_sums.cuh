@@ -25,12 +25,13 @@ template <class Out, class Part>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     meet_and_sum_kernel(DeviceSignals signals, const std::byte* const* windows, std::ptrdiff_t offset, Out* out,
                         std::size_t packs, std::size_t elems, bool accumulate) {
-  extern __shared__ const std::byte* term[];
-  for (int r = static_cast<int>(threadIdx.x); r < signals.ranks; r += leaf_threads) term[r] = windows[r] + offset;
+  extern __shared__ const std::byte* term_of_rank[];
+  for (int r = static_cast<int>(threadIdx.x); r < signals.ranks; r += leaf_threads)
+    term_of_rank[r] = windows[r] + offset;
   let_next_launch();
   wait_for_stream();
   if (!device_meet(signals)) return;
-  const TermsInWindows terms{term, signals.ranks};
+  const TermsInWindows terms{term_of_rank, signals.ranks};
   constexpr int width = sum_width<Out, Part>;
   const std::size_t packed = packs * width;
   add_parts<Out, Part, width>(out, terms, 0, packs, accumulate);
