@@ -140,6 +140,26 @@ struct Inputs {
             last,
             0};
   }
+  Backward<T> backward(const T* dout, float* lse, float* delta, float* dq, float* dk, float* dv, bool accumulate,
+                       bool deterministic) const {
+    return {extents(),
+            q_rows<const T>(q.data(), s.qk_dim),
+            k_rows<const T>(k.data(), s.qk_dim),
+            k_rows<const T>(v.data(), s.v_dim),
+            q_rows<const T>(dout, s.v_dim),
+            statistics(lse, s.q_tokens, s.q_heads),
+            statistics(delta, s.q_tokens, s.q_heads),
+            list(),
+            scale(),
+            q_rows(dq, s.qk_dim),
+            k_rows(dk, s.qk_dim),
+            k_rows(dv, s.v_dim),
+            accumulate,
+            accumulate,
+            accumulate,
+            deterministic,
+            0};
+  }
   std::size_t q_rows_count() const { return static_cast<std::size_t>(s.batch * s.q_tokens * s.q_heads); }
   std::size_t k_rows_count() const { return static_cast<std::size_t>(s.batch * s.k_tokens * s.kv_heads); }
 
@@ -200,6 +220,19 @@ bool same_bits(const std::string& what, const std::vector<T>& a, const std::vect
   std::printf("  FAILED %s: bits differ, first at %zu of %zu: %g and %g\n", what.c_str(), i, a.size(),
               static_cast<double>(static_cast<float>(a[i])), static_cast<double>(static_cast<float>(b[i])));
   return false;
+}
+
+/// lse and delta of float64 results, dense, as kernels get them.
+template <class T>
+PLEAT_KERNEL void round_statistics(Backward<T> a, const double* o, const double* lse) {
+  const Extents& e = a.extents;
+  for (std::int64_t row = blockIdx.x; row < e.batch * e.q_tokens * e.q_heads; row += gridDim.x) {
+    const std::int64_t h = row % e.q_heads, q = row / e.q_heads % e.q_tokens, b = row / e.q_heads / e.q_tokens;
+    double delta = 0;
+    for (int d = 0; d < e.v_dim; ++d) delta += o[row * e.v_dim + d] * static_cast<double>(a.dout.at(b, q, h)[d]);
+    a.lse.at(b, q, h) = static_cast<float>(lse[row]);
+    a.delta.at(b, q, h) = static_cast<float>(delta);
+  }
 }
 
 }  // namespace attention_cases

@@ -12,8 +12,10 @@ void expect(bool good) {
 }
 
 /// float64 beside the kernel, over a sequence of calls that share queries.
-template <class T>
+template <class T, class Dims>
 class Run {
+  using Kernel = HopperForward<T, forward_tiling<Dims>>;
+
  public:
   explicit Run(const Inputs<T>& in)
       : o_acc(in.q_rows_count() * in.s.v_dim),
@@ -31,13 +33,13 @@ class Run {
     Forward<T> a = in.forward(o_acc.data(), lse.data(), out.data(), first, last);
     reference_attention::forward(a, {o64.data(), lse64.data()});
     a.max_ctas = max_ctas;
-    if (!hopper_takes(a)) {
+    if (!Kernel::takes(a)) {
       std::puts("  FAILED: not taken");
       ++failures;
       return;
     }
-    hopper_forward(a, nullptr);
-    check_cuda(cudaDeviceSynchronize(), "hopper_forward");
+    Kernel::run(a, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "HopperForward");
   }
   void compare(const Inputs<T>& in, bool last) const {
     const Shape& s = in.s;
@@ -78,13 +80,13 @@ class Run {
   Array<double> o64, lse64;
 };
 
-template <class T>
+template <class T, class Dims>
 void test_one(const char* name, const Shape& shape) {
   std::printf("%s: b%d %d/%d heads, %lldx%lld, %d/%d\n", name, shape.batch, shape.q_heads, shape.kv_heads,
               static_cast<long long>(shape.q_tokens), static_cast<long long>(shape.k_tokens), shape.qk_dim,
               shape.v_dim);
   const Inputs<T> in(shape);
-  Run<T> run(in);
+  Run<T, Dims> run(in);
   run.call(in, true, true);
   run.compare(in, true);
   const std::vector<T> out = run.out.host();
@@ -97,11 +99,11 @@ void test_one(const char* name, const Shape& shape) {
 }
 
 /// Three blocks of keys, as a ring visits them; the middle one gives only the late queries anything.
-template <class T>
+template <class T, class Dims>
 void test_resumed(const char* name, Shape shape) {
   std::printf("%s, in three calls\n", name);
   Inputs<T> in(shape);
-  Run<T> run(in);
+  Run<T, Dims> run(in);
   run.call(in, true, false);
   run.compare(in, false);
   const std::int64_t half = shape.q_tokens / 2;
@@ -141,26 +143,27 @@ void test_resumed(const char* name, Shape shape) {
   }
 }
 
-template <class T>
-void test_dims(const char* type, int qk, int v) {
+template <class T, class Dims>
+void test_dims(const char* type) {
+  constexpr int qk = Dims::qk, v = Dims::v;
   std::printf("--- %s %d/%d\n", type, qk, v);
-  test_one<T>("one full tile", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
-  test_one<T>("two full tiles", {1, 1, 1, 128, 256, qk, v, full(128, 256)});
-  test_one<T>("five full tiles, two of queries", {1, 2, 1, 256, 640, qk, v, full(256, 640)});
-  test_one<T>("causal", {1, 2, 2, 512, 512, qk, v, causal(512)});
-  test_one<T>("causal, odd, grouped", {2, 6, 2, 777, 777, qk, v, causal(777)});
-  test_one<T>("full, odd, heads first", {1, 3, 3, 300, 461, qk, v, full(300, 461), 1, true});
-  test_one<T>("documents", {1, 4, 2, 900, 900, qk, v, documents({0, 5, 5, 130, 131, 400, 777, 777})});
+  test_one<T, Dims>("one full tile", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
+  test_one<T, Dims>("two full tiles", {1, 1, 1, 128, 256, qk, v, full(128, 256)});
+  test_one<T, Dims>("five full tiles, two of queries", {1, 2, 1, 256, 640, qk, v, full(256, 640)});
+  test_one<T, Dims>("causal", {1, 2, 2, 512, 512, qk, v, causal(512)});
+  test_one<T, Dims>("causal, odd, grouped", {2, 6, 2, 777, 777, qk, v, causal(777)});
+  test_one<T, Dims>("full, odd, heads first", {1, 3, 3, 300, 461, qk, v, full(300, 461), 1, true});
+  test_one<T, Dims>("documents", {1, 4, 2, 900, 900, qk, v, documents({0, 5, 5, 130, 131, 400, 777, 777})});
   std::vector<Rectangle> many;
   for (std::int64_t i = 0; i < 100; ++i) many.push_back({i * 9, i * 9 + 9, i * 9, i * 9 + 9, 0});
-  test_one<T>("100 documents", {1, 1, 1, 900, 900, qk, v, many});
-  test_one<T>("last diagonal", {1, 2, 1, 100, 350, qk, v, {{0, 100, 0, 350, 250}}});
-  test_one<T>("rows without keys", {1, 2, 1, 350, 100, qk, v, {{0, 350, 0, 100, -250}}});
-  test_one<T>("two rectangles of the same queries",
-              {1, 2, 1, 200, 300, qk, v, {{0, 200, 0, 90}, {0, 200, 200, 290, 10}}});
-  test_one<T>("no work", {1, 2, 1, 200, 300, qk, v, {}});
-  test_one<T>("large scores", {1, 2, 1, 400, 400, qk, v, causal(400), 40});
-  test_resumed<T>("causal, grouped", {2, 4, 2, 300, 300, qk, v, causal(300)});
+  test_one<T, Dims>("100 documents", {1, 1, 1, 900, 900, qk, v, many});
+  test_one<T, Dims>("last diagonal", {1, 2, 1, 100, 350, qk, v, {{0, 100, 0, 350, 250}}});
+  test_one<T, Dims>("rows without keys", {1, 2, 1, 350, 100, qk, v, {{0, 350, 0, 100, -250}}});
+  test_one<T, Dims>("two rectangles of the same queries",
+                    {1, 2, 1, 200, 300, qk, v, {{0, 200, 0, 90}, {0, 200, 200, 290, 10}}});
+  test_one<T, Dims>("no work", {1, 2, 1, 200, 300, qk, v, {}});
+  test_one<T, Dims>("large scores", {1, 2, 1, 400, 400, qk, v, causal(400), 40});
+  test_resumed<T, Dims>("causal, grouped", {2, 4, 2, 300, 300, qk, v, causal(300)});
 }
 }  // namespace hopper_forward_testing
 
@@ -180,11 +183,11 @@ int main(int, char** arguments) {
       arguments[1] != nullptr ? static_cast<unsigned>(std::stoul(arguments[1])) : std::random_device{}();
   engine(seed);
   std::printf("seed %u\n", seed);
-  test_dims<bfloat16>("bf16", 128, 128);
-  test_dims<bfloat16>("bf16", 64, 64);
-  test_dims<bfloat16>("bf16", 192, 128);
-  test_dims<bfloat16>("bf16", 256, 256);
-  test_dims<float16>("f16", 128, 128);
+  test_dims<bfloat16, HeadDims<128, 128>>("bf16");
+  test_dims<bfloat16, HeadDims<64, 64>>("bf16");
+  test_dims<bfloat16, HeadDims<192, 128>>("bf16");
+  test_dims<bfloat16, HeadDims<256, 256>>("bf16");
+  test_dims<float16, HeadDims<128, 128>>("f16");
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <pleat/attention/cuda/head_dims.hpp>
 #include <pleat/attention/cuda/hopper_tiles.cuh>
+#include <pleat/cuda/hopper/launch.cuh>
 #include <pleat/cuda/hopper/wgmma.cuh>
 #include <pleat/cuda/kernel.hpp>
 
@@ -23,16 +25,17 @@ struct ForwardTiling {
   static constexpr int consumer_registers = Consumers == 2 ? 240 : 160;
 };
 
-template <int QkDim, int VDim>
-struct forward_tiling;  // the one table of tilings
+/// The tiling that measures best for a pair of head dims.
+template <class Dims>
+struct forward_tiling;
 template <>
-struct forward_tiling<64, 64> : ForwardTiling<64, 64, 3, 128> {};
+struct forward_tiling<HeadDims<64, 64>> : ForwardTiling<64, 64, 3, 128> {};
 template <>
-struct forward_tiling<128, 128> : ForwardTiling<128, 128, 2, 128> {};
+struct forward_tiling<HeadDims<128, 128>> : ForwardTiling<128, 128, 2, 176> {};
 template <>
-struct forward_tiling<192, 128> : ForwardTiling<192, 128, 2, 128> {};
+struct forward_tiling<HeadDims<192, 128>> : ForwardTiling<192, 128, 2, 128, false> {};
 template <>
-struct forward_tiling<256, 256> : ForwardTiling<256, 256, 2, 80> {};
+struct forward_tiling<HeadDims<256, 256>> : ForwardTiling<256, 256, 2, 80> {};
 
 namespace hopper_forward_detail {
 
@@ -74,10 +77,11 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
   const int group = call.extents.q_heads / call.extents.kv_heads;
   Cycle<Tiling::stages> at;
   std::uint32_t q_parity = 0;
-  for (int round = 0; call.items.index(round) < call.items.count(); ++round) {
-    const auto [tile, heads] = call.items[call.items.index(round)];
-    const int batch = heads / call.extents.q_heads, head = heads % call.extents.q_heads;
-    const int begin = tile * Tiling::queries;
+  Items::Place place;
+  Items::Item item;
+  while (call.items.next(place, item)) {
+    const int batch = item.head / call.extents.q_heads, head = item.head % call.extents.q_heads;
+    const int begin = item.tile * Tiling::queries;
     const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::queries, call.extents.q_tokens));
     KeyTiles<Tiling::keys> tiles(call.work, begin, end);
     for (bool first = true; tiles.next(); first = false) {
@@ -157,9 +161,10 @@ class Consumer {
   }
 
   __device__ void run() {
-    for (int round = 0; call_.items.index(round) < call_.items.count(); ++round) {
-      const auto [tile, heads] = call_.items[call_.items.index(round)];
-      work_on(tile * Tiling::queries, heads % call_.extents.q_heads, heads / call_.extents.q_heads);
+    Items::Place place;
+    Items::Item item;
+    while (call_.items.next(place, item)) {
+      work_on(item.tile * Tiling::queries, item.head % call_.extents.q_heads, item.head / call_.extents.q_heads);
     }
   }
 
@@ -265,9 +270,7 @@ class Consumer {
   /// may hold anything.
   __device__ void await_values(int keys) {
     s_.v_full[v_at_.stage].wait(v_at_.parity);
-    if (keys >= Tiling::keys) return;
-    zero_rows<Tiling::keys, Tiling::v_dim>(s_.v[v_at_.stage], max(keys, 0), Tiling::keys,
-                                           1 + Tiling::consumers + place_);
+    zero_outside<Tiling::keys, Tiling::v_dim>(s_.v[v_at_.stage], 0, keys, 1 + Tiling::consumers + place_);
   }
   __device__ void release_keys() {
     arrive(s_.k_empty[k_at_.stage]);
@@ -350,7 +353,7 @@ class Consumer {
 };
 
 template <class Tiling, class T>
-PLEAT_KERNEL void __launch_bounds__(Tiling::threads, 1)
+PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
     forward_kernel(const __grid_constant__ Call<T> call, const __grid_constant__ Maps maps) {
   if constexpr (is_target) {
     extern __shared__ __align__(1024) std::byte shared[];
@@ -381,69 +384,56 @@ PLEAT_KERNEL void __launch_bounds__(Tiling::threads, 1)
 template <class Tiling, class T>
 void launch(const Forward<T>& a, int heads_at_once, cudaStream_t stream) {
   const Extents& e = a.extents;
-  const auto map = [&](const HeadRows<const T>& x, std::int64_t tokens, int heads, int dim, int rows) {
-    return tensor_map(x.data, head_boxes(x, e.batch, tokens, heads, dim, rows), Swizzle::b128);
-  };
-  const Maps maps{map(a.q, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries),
-                  map(a.k, e.k_tokens, e.kv_heads, Tiling::qk_dim, Tiling::keys),
-                  map(a.v, e.k_tokens, e.kv_heads, Tiling::v_dim, Tiling::keys)};
+  const Maps maps{head_map(a.q, e.batch, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries, Tiling::qk_dim),
+                  head_map(a.k, e.batch, e.k_tokens, e.kv_heads, Tiling::qk_dim, Tiling::keys, Tiling::qk_dim),
+                  head_map(a.v, e.batch, e.k_tokens, e.kv_heads, Tiling::v_dim, Tiling::keys, Tiling::v_dim)};
   const int tiles = static_cast<int>((e.q_tokens + Tiling::queries - 1) / Tiling::queries);
   const Items items{tiles, e.batch * e.q_heads, std::min(heads_at_once, e.batch * e.q_heads)};
   const Call<T> call{e, a.work, a.scale * 1.44269504088896341f, a.o_acc, a.lse, a.out, a.first, a.last, items};
 
-  int device = 0, most = a.max_ctas;
-  if (most == 0) {
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  }
-  constexpr auto kernel = forward_kernel<Tiling, T>;
-  constexpr int bytes = sizeof(Shared<Tiling>);
-  static_assert(bytes <= 227 * 1024, "pleat: the tiles do not fit into shared memory");
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  const std::int64_t grid = std::min<std::int64_t>(most, static_cast<std::int64_t>(tiles) * items.heads);
-  kernel<<<static_cast<unsigned>(grid), Tiling::threads, bytes, stream>>>(call, maps);
-  check_launch("hopper_forward");
+  launch_persistent<Tiling::threads, sizeof(Shared<Tiling>)>(forward_kernel<Tiling, T>, "hopper forward_kernel",
+                                                             static_cast<std::int64_t>(tiles) * items.heads, a.max_ctas,
+                                                             stream, call, maps);
+}
+
+/// How many query heads at a time serve L2 best: their keys and values fill about 32 MiB of it.
+template <class Tiling>
+int heads_at_once(const Extents& e) {
+  const std::int64_t bytes = e.k_tokens * (Tiling::qk_dim + Tiling::v_dim) * 2;
+  const std::int64_t kv_heads = std::max<std::int64_t>((std::int64_t{32} << 20) / bytes, 1);
+  return static_cast<int>(std::min<std::int64_t>(kv_heads, e.batch * e.kv_heads)) * (e.q_heads / e.kv_heads);
 }
 
 }  // namespace hopper_forward_detail
 
-namespace detail {
-/// Calls `f` with the tiling of these head dims; false where there is none.
-template <class F>
-bool with_forward_tiling(int qk_dim, int v_dim, F&& f) {
-  if (qk_dim == 64 && v_dim == 64) return f(forward_tiling<64, 64>{}), true;
-  if (qk_dim == 128 && v_dim == 128) return f(forward_tiling<128, 128>{}), true;
-  if (qk_dim == 192 && v_dim == 128) return f(forward_tiling<192, 128>{}), true;
-  if (qk_dim == 256 && v_dim == 256) return f(forward_tiling<256, 256>{}), true;
-  return false;
-}
-}  // namespace detail
+/// AttentionForward of bfloat16 or float16 by the kernel of a tiling.
+template <class T, class Tiling>
+struct HopperForward {
+  /// Whether the kernel takes this call on the current device: head dims of the tiling, a positive scale, strides of q,
+  /// k and v that the copy engine takes (multiples of 16 bytes), those of out and o_acc of two elements.
+  /// Errors: cuda_error C20.
+  static bool takes(const Forward<T>& a) {
+    const Extents& e = a.extents;
+    const auto stores = [](const auto& x) {
+      return reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(*x.data)) == 0 && x.batch_stride % 2 == 0 &&
+             x.token_stride % 2 == 0 && x.head_stride % 2 == 0;
+    };
+    return e.qk_dim == Tiling::qk_dim && e.v_dim == Tiling::v_dim && a.scale > 0 && e.q_tokens < most_tokens &&
+           e.k_tokens < most_tokens && is_head_mappable(a.q, e.batch, e.q_tokens, e.q_heads, e.qk_dim) &&
+           is_head_mappable(a.k, e.batch, e.k_tokens, e.kv_heads, e.qk_dim) &&
+           is_head_mappable(a.v, e.batch, e.k_tokens, e.kv_heads, e.v_dim) && (!a.last || stores(a.out)) &&
+           ((a.first && a.last) || stores(a.o_acc)) && is_built_here();
+  }
+  /// What it takes. Errors: cuda_error C20.
+  static void run(const Forward<T>& a, cudaStream_t stream) {
+    hopper_forward_detail::launch<Tiling>(a, hopper_forward_detail::heads_at_once<Tiling>(a.extents), stream);
+  }
+  static void preload() { (void)is_built_here(); }
 
-/// Whether `hopper_forward` takes this call, on a device of compute capability 9.0: head dims of the table, a positive
-/// scale, strides of q, k and v that the copy engine takes (multiples of 16 bytes), those of out and o_acc of two
-/// elements.
-template <class T>
-bool hopper_takes(const Forward<T>& a) {
-  const Extents& e = a.extents;
-  const auto loads = [&](const HeadRows<const T>& x, std::int64_t tokens, int heads, int dim) {
-    return hopper::is_mappable(x.data, head_boxes(x, e.batch, tokens, heads, dim, 1));
-  };
-  const auto stores = [](const auto& x) {
-    return reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(*x.data)) == 0 && x.batch_stride % 2 == 0 &&
-           x.token_stride % 2 == 0 && x.head_stride % 2 == 0;
-  };
-  return detail::with_forward_tiling(e.qk_dim, e.v_dim, [](auto) {}) && a.scale > 0 && e.q_tokens < most_tokens &&
-         e.k_tokens < most_tokens && loads(a.q, e.q_tokens, e.q_heads, e.qk_dim) &&
-         loads(a.k, e.k_tokens, e.kv_heads, e.qk_dim) && loads(a.v, e.k_tokens, e.kv_heads, e.v_dim) &&
-         (!a.last || stores(a.out)) && ((a.first && a.last) || stores(a.o_acc));
-}
-
-/// AttentionForward for what `hopper_takes`; of bfloat16 or float16. Errors: cuda_error C20.
-template <class T>
-void hopper_forward(const Forward<T>& a, cudaStream_t stream) {
-  detail::with_forward_tiling(a.extents.qk_dim, a.extents.v_dim, [&](auto tiling) {
-    hopper_forward_detail::launch<decltype(tiling)>(a, a.extents.batch * a.extents.q_heads, stream);
-  });
-}
+ private:
+  static bool is_built_here() {
+    return hopper::is_built(hopper_forward_detail::forward_kernel<Tiling, T>, Tiling::threads, "hopper forward_kernel");
+  }
+};
 
 }  // namespace pleat::inline v0::attention_kernel

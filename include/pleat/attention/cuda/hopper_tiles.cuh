@@ -12,35 +12,44 @@ namespace pleat::inline v0::attention_kernel {
 /// Token indices stay below this, so that sums of two fit 32 bits.
 inline constexpr std::int64_t most_tokens = std::int64_t{1} << 30;
 
-/// Rows [batch, tokens, heads, dim] as boxes of `rows` tokens of one head: axes (64 of the dim, tokens, dim / 64,
-/// heads, batch), so that one box is a `hopper::Tile` of dim / 64 panels.
+/// Rows [batch, tokens, heads, dim] as boxes of `rows` tokens and `columns` of the dim of one head. Axes (panel of 128
+/// bytes, tokens, panels, heads, batch), so that a box of 16-bit elements is a `hopper::Tile`.
 template <class T>
-hopper::TensorBoxes<5> head_boxes(const HeadRows<const T>& x, std::int64_t batch, std::int64_t tokens, int heads,
-                                  int dim, int rows) {
-  constexpr std::int64_t size = sizeof(T);
-  return {{64, tokens, dim / 64, heads, batch},
-          {x.token_stride * size, 64 * size, x.head_stride * size, x.batch_stride * size},
-          {64, rows, dim / 64, 1, 1}};
+hopper::TensorBoxes<5> head_boxes(const HeadRows<T>& x, std::int64_t batch, std::int64_t tokens, int heads, int dim,
+                                  int rows, int columns) {
+  constexpr int size = sizeof(T), panel = 128 / size;
+  return {{panel, tokens, dim / panel, heads, batch},
+          {x.token_stride * size, 128, x.head_stride * size, x.batch_stride * size},
+          {panel, rows, columns / panel, 1, 1}};
+}
+template <class T>
+CUtensorMap head_map(const HeadRows<T>& x, std::int64_t batch, std::int64_t tokens, int heads, int dim, int rows,
+                     int columns) {
+  return hopper::tensor_map(x.data, head_boxes(x, batch, tokens, heads, dim, rows, columns), hopper::Swizzle::b128);
+}
+template <class T>
+bool is_head_mappable(const HeadRows<T>& x, std::int64_t batch, std::int64_t tokens, int heads, int dim) {
+  return hopper::is_mappable(x.data, head_boxes(x, batch, tokens, heads, dim, 1, dim));
 }
 
-/// Loads the box that starts at `token`. One thread.
+/// Loads the box of all columns that starts at `token`. One thread.
 __device__ inline void load_rows(void* to, const CUtensorMap& map, hopper::Barrier& done, int token, int head,
                                  int batch) {
   hopper::load(to, map, done, 0, token, 0, head, batch);
 }
 
-/// Overwrites rows [begin, end) of a `hopper::Tile` of `Rows` rows and `Dim` elements each with 0, in shared memory:
-/// what is no part of the work weighs 0, but may hold anything, and 0 times NaN is NaN. All threads of a warp group;
-/// `barrier` is a named one of theirs alone.
+/// Overwrites what is outside of rows [begin, end) of a `hopper::Tile` of `Rows` rows and `Dim` elements each with 0,
+/// in shared memory: what is no part of the work weighs 0, but may hold anything, and 0 times NaN is NaN. All threads
+/// of a warp group; `barrier` is a named one of theirs alone.
 template <int Rows, int Dim>
-__device__ void zero_rows(void* tile, int begin, int end, int barrier) {
+__device__ void zero_outside(void* tile, int begin, int end, int barrier) {
+  if (begin <= 0 && end >= Rows) return;
   constexpr int words_of_row = 128 / sizeof(uint4);
-  for (int panel = 0; panel < Dim / 64; ++panel) {
-    uint4* const words = static_cast<uint4*>(tile) + panel * Rows * words_of_row;
-    for (int i = begin * words_of_row + static_cast<int>(threadIdx.x) % hopper::warp_group_threads;
-         i < end * words_of_row; i += hopper::warp_group_threads) {
-      words[i] = uint4{};
-    }
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % hopper::warp_group_threads; i < Dim / 64 * Rows * words_of_row;
+       i += hopper::warp_group_threads) {
+    const int row = i / words_of_row % Rows;
+    if (row < begin || row >= end) static_cast<uint4*>(tile)[i] = uint4{};
   }
   hopper::fence_async_proxy();
   hopper::named_sync(barrier, hopper::warp_group_threads);
@@ -63,7 +72,7 @@ struct TileRectangle {
 template <int Keys>
 class KeyTiles {
  public:
-  __device__ KeyTiles(WorkList work, int begin, int end) : work_(work), begin_(begin), end_(end) {}
+  __device__ KeyTiles(const WorkList& work, int begin, int end) : work_(work), begin_(begin), end_(end) {}
 
   /// Moves to the next tile; the first call to the first one.
   __device__ bool next() {
@@ -109,7 +118,7 @@ class KeyTiles {
     return true;
   }
 
-  WorkList work_;
+  const WorkList& work_;
   int begin_, end_;
   int key_ = 0, stop_ = 0;
   int base_ = 0, next_ = 0;
@@ -117,12 +126,21 @@ class KeyTiles {
   TileRectangle rectangle_{};
 };
 
+/// What consumers must know of a tile of queries, beside its data.
+struct TileOfQueries {
+  int first, last;  // which rows belong to the rectangle: [first, last)
+  int k0, k1;       // the rectangle's keys
+  int shift;        // the first row that sees key k of them: k + shift
+  bool is_masked;   // whether some row in [first, last) does not see all keys of the item
+  bool is_final;    // of its item
+};
+
 /// The tiles of `Queries` queries that see keys of [begin, end), for each of `heads` query heads, rectangle by
 /// rectangle; rules as of KeyTiles. Tiles of queries start at multiples of `Queries`.
 template <int Queries>
 class QueryTiles {
  public:
-  __device__ QueryTiles(WorkList work, int begin, int end, int heads)
+  __device__ QueryTiles(const WorkList& work, int begin, int end, int heads)
       : work_(work), begin_(begin), end_(end), heads_(heads) {}
 
   __device__ bool next() {
@@ -143,15 +161,13 @@ class QueryTiles {
   __device__ int head() const { return head_; }
   /// First query of the tile.
   __device__ int query() const { return query_; }
-  __device__ const TileRectangle& rectangle() const { return rectangle_; }
-  /// Which queries of the tile belong to the rectangle: [first, last).
-  __device__ int first() const { return max(rectangle_.q0 - query_, 0); }
-  __device__ int last() const { return min(rectangle_.q1 - query_, Queries); }
-  /// Whether some query of the rectangle does not see all keys of [begin, end).
-  __device__ bool is_masked() const { return rectangle_.k0 > begin_ || rectangle_.keys_end(query_ + first()) < end_; }
-  /// The first query of the tile that sees `key`; from `Queries` on, none.
-  __device__ int first_to_see(int key) const {
-    return key >= rectangle_.k0 && key < rectangle_.k1 ? key - rectangle_.diagonal + 1 - query_ : Queries;
+  /// Which rectangle of the work this is.
+  __device__ int index() const { return index_; }
+  __device__ TileOfQueries tile() const {
+    const TileRectangle& r = rectangle_;
+    const int first = max(r.q0 - query_, 0), last = min(r.q1 - query_, Queries);
+    const bool is_masked = r.k0 > begin_ || r.keys_end(query_ + first) < end_;
+    return {first, last, r.k0, r.k1, 1 - r.diagonal - query_, is_masked, false};
   }
 
  private:
@@ -168,39 +184,47 @@ class QueryTiles {
       hits_ = __ballot_sync(~0u, met);
       next_ = base_ + 32;
     }
-    rectangle_ = TileRectangle::of(work_.rectangles[base_ + __ffs(static_cast<int>(hits_)) - 1]);
+    index_ = base_ + __ffs(static_cast<int>(hits_)) - 1;
+    rectangle_ = TileRectangle::of(work_.rectangles[index_]);
     hits_ &= hits_ - 1;
     return true;
   }
 
-  WorkList work_;
+  const WorkList& work_;
   int begin_, end_, heads_;
-  int head_ = 0, query_ = 0, stop_ = 0;
+  int head_ = 0, query_ = 0, stop_ = 0, index_ = 0;
   int base_ = 0, next_ = 0;
   unsigned hits_ = 0;
   TileRectangle rectangle_{};
 };
 
-/// Which tile of rows of which head a CTA of a persistent grid works on next: late rows first, which see the most keys
-/// of a causal rectangle; of `heads_at_once` heads at a time, so that what they share stays in L2. Rounds run through
-/// the CTAs back and forth, which evens out how much each gets.
+/// What a CTA of a persistent grid works on: items (tile of rows, head), dealt out in rounds through the CTAs, back and
+/// forth; late rows first, which see the most keys of a causal rectangle. That gives each CTA as much work as the
+/// others; it takes its share in an order of its own, `heads_at_once` heads after another, so that what CTAs read at a
+/// time stays in L2.
 struct Items {
   int tiles, heads, heads_at_once;
 
   struct Item {
     int tile, head;
   };
-  __device__ std::int64_t count() const { return static_cast<std::int64_t>(tiles) * heads; }
-  /// The item of this CTA in round `round`; past `count` there is none in this and later rounds.
-  __device__ std::int64_t index(int round) const {
-    const int place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return static_cast<std::int64_t>(round) * gridDim.x + place;
-  }
-  __device__ Item operator[](std::int64_t i) const {
-    const int group = static_cast<int>(i / (static_cast<std::int64_t>(tiles) * heads_at_once));
-    const int rest = static_cast<int>(i - static_cast<std::int64_t>(group) * tiles * heads_at_once);
-    const int width = min(heads_at_once, heads - group * heads_at_once);
-    return {tiles - 1 - rest / width, group * heads_at_once + rest % width};
+  /// The place of a CTA in its share; starts before the first item.
+  struct Place {
+    int first_head = 0, round = -1;
+  };
+  /// Moves to the next item of this CTA; false after the last one.
+  __device__ bool next(Place& at, Item& item) const {
+    for (; at.first_head < heads; at.first_head += heads_at_once, at.round = -1) {
+      while (true) {
+        ++at.round;
+        const int place = at.round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+        const std::int64_t i = static_cast<std::int64_t>(at.round) * gridDim.x + place;
+        if (i >= static_cast<std::int64_t>(tiles) * heads) break;  // later rounds have none either
+        item = {tiles - 1 - static_cast<int>(i / heads), static_cast<int>(i % heads)};
+        if (item.head - at.first_head < heads_at_once && item.head >= at.first_head) return true;
+      }
+    }
+    return false;
   }
 };
 

@@ -153,6 +153,13 @@ __device__ inline void add(const CUtensorMap& map, const void* from, int x0, int
       "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
+__device__ inline void add(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3, int x4) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+          &map),
+      "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
 /// Adds `bytes` of floats, a multiple of 16 between addresses that are, to device memory; rules as of `store`.
 __device__ inline void add_floats(float* to, const float* from, std::uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),

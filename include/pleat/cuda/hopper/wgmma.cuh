@@ -101,6 +101,30 @@ __device__ void pin(std::uint32_t (&registers)[Count]) {
   for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+/// m64n32k16, A from registers.
+template <class T, Major MajorB = Major::k>
+__device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], Operand b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.%23.%23 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"(static_cast<int>(accumulate)),
+        "n"(MajorB == Major::mn), "C"(detail::WgmmaType<T>::name));
+}
+/// m64n32k16, A from shared memory.
+template <class T, Major MajorA = Major::k, Major MajorB = Major::k>
+__device__ inline void wgmma(float (&d)[16], Operand a, Operand b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.%21.%21 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, %19, %20; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a.descriptor), "l"(b.descriptor), "r"(static_cast<int>(accumulate)), "n"(MajorA == Major::mn),
+        "n"(MajorB == Major::mn), "C"(detail::WgmmaType<T>::name));
+}
 /// m64n64k16, A from registers.
 template <class T, Major MajorB = Major::k>
 __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], Operand b, bool accumulate) {
