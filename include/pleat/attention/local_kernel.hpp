@@ -69,7 +69,16 @@ struct AttentionBackward {
   bool accumulate_dv = false;
   bool deterministic = true;  // false allows dq an order of its own; dk and dv are always reproducible
   int max_ctas = 0;           // as in forward
+  /// `attention_workspace_bytes` of the device's memory, of this call alone while it runs: what it holds does not
+  /// matter and is nothing of use. Without it a kernel that needs none is chosen.
+  void* workspace = nullptr;
 };
+
+/// Memory by which thread blocks that add to one row of dq keep an order: a word for 64 queries of a head, and one
+/// more.
+constexpr std::size_t attention_workspace_bytes(std::int64_t batch, int q_heads, std::int64_t q_tokens) {
+  return sizeof(std::uint32_t) * static_cast<std::size_t>(1 + batch * q_heads * ((q_tokens + 63) / 64));
+}
 
 /// The local kernel of a device; specialize it to bring your own. Static members, ordered on the stream `s`:
 /// - `forward(const AttentionForward&, s)`

@@ -72,6 +72,7 @@ struct Backward {
   bool accumulate_dq = false, accumulate_dk = false, accumulate_dv = false;
   bool deterministic = true;
   int max_ctas = 0;
+  unsigned* workspace = nullptr;  ///< attention_workspace_bytes; null: there is none
 };
 
 }  // namespace pleat::inline v0::attention_kernel
