@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include <pleat/attention/cuda/head_dims.hpp>
+#include <pleat/attention/cuda/hopper_backward.cuh>
+#include <pleat/attention/cuda/hopper_forward.cuh>
 #include <pleat/attention/cuda/portable_forward.cuh>
 #include <pleat/attention/cuda/portable_query_gradient.cuh>
 
@@ -74,16 +76,28 @@ struct Portable {
   }
 };
 
-/// The table: for each pass, the fastest kernels that a device and head dims have.
+/// The table: for each pass, the fastest kernels that a device, head dims and strides have.
 template <class T, class Dims>
 struct KernelTable {
+  using Forward90 = HopperForward<T, forward_tiling<Dims>>;
+  using Backward90 = HopperBackward<T, BackwardTiling<Dims::qk, Dims::v>>;
+  static constexpr bool has_backward90 = Dims::qk == Dims::v && Dims::qk <= 128;
+
   static void forward(const Forward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    if (Forward90::takes(a)) return Forward90::run(a, s);
     Portable<T, Dims>::forward(a, alignment, s);
   }
   static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    if constexpr (has_backward90) {
+      if (Backward90::takes(a)) return Backward90::run(a, s);
+    }
     Portable<T, Dims>::backward(a, alignment, s);
   }
-  static void preload() { Portable<T, Dims>::preload(); }
+  static void preload() {
+    Forward90::preload();
+    if constexpr (has_backward90) Backward90::preload();
+    Portable<T, Dims>::preload();
+  }
 };
 
 }  // namespace pleat::inline v0::attention_kernel

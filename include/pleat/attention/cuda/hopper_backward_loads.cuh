@@ -1,0 +1,156 @@
+// The parts of the Hopper backward kernel beside its products: what its warps share, and the warp that loads.
+#pragma once
+
+#include <cmath>
+
+#include <pleat/attention/cuda/hopper_tiles.cuh>
+#include <pleat/cuda/hopper/barrier.cuh>
+
+namespace pleat::inline v0::attention_kernel {
+
+/// Two warp groups of 64 keys each; `Stages` tiles of 64 queries in flight.
+template <int QkDim, int VDim, int Stages = 2>
+struct BackwardTiling {
+  static constexpr int qk_dim = QkDim, v_dim = VDim, stages = Stages;
+  static constexpr int consumers = 2, keys = 64 * consumers, queries = 64;
+  static constexpr int half = QkDim / consumers;  // columns of dQ per warp group
+  static constexpr int threads = (consumers + 1) * hopper::warp_group_threads;
+};
+
+namespace hopper_backward_detail {
+
+using namespace hopper;
+
+/// Where a tile of dQ goes.
+struct TileOfGradients {
+  int query, head, batch;
+  int key_tile, index;  // what it comes from: tile of keys, rectangle of the work
+  bool exists;          // false: no more will come
+};
+
+template <class Tiling>
+struct Shared {
+  static constexpr int slots = 2;
+  static constexpr int records = 8;  // more than tiles are between the loads of their queries and the adds
+  alignas(1024) std::uint16_t k[Tiling::keys * Tiling::qk_dim];
+  alignas(1024) std::uint16_t v[Tiling::keys * Tiling::v_dim];
+  alignas(1024) std::uint16_t q[Tiling::stages][Tiling::queries * Tiling::qk_dim];
+  alignas(1024) std::uint16_t dout[Tiling::stages][Tiling::queries * Tiling::v_dim];
+  alignas(1024) std::uint16_t ds[2][Tiling::keys * Tiling::queries];
+  alignas(1024) float dq[2][Tiling::consumers][Tiling::queries * Tiling::half];
+  alignas(16) float lse_log2[Tiling::stages][Tiling::queries];
+  alignas(16) float delta[Tiling::stages][Tiling::queries];
+  TileOfQueries tile[Tiling::stages];
+  TileOfGradients gradients[records];
+  unsigned item[slots];
+  bool any[slots];  // whether some query sees keys of the item
+  Barrier item_full[slots], item_empty[slots], kv_full, kv_empty, q_full[Tiling::stages], q_empty[Tiling::stages],
+      dout_full[Tiling::stages], dout_empty[Tiling::stages], dq_full[2], dq_empty[2];
+};
+
+/// What all warps know. Items (tile of keys, key-value head) are taken in order by whoever is free: an item waits only
+/// for what the items before it add, which is under way or done.
+template <class T>
+struct Call {
+  Extents extents;
+  WorkList work;
+  float scale, scale_log2;  // scale * log2(e)
+  RowStatistics lse, delta;
+  HeadRows<float> dk, dv;
+  bool accumulate_dk, accumulate_dv;
+  unsigned* ticket;  // next item
+  unsigned* turns;  // [batch, q_heads, tiles of queries]: how many adds to this tile of dQ have landed; null: any order
+  int key_tiles, query_tiles, heads, heads_at_once;
+
+  struct Item {
+    int tile, head, batch;  // head: of keys and values
+  };
+  __device__ std::int64_t items() const { return static_cast<std::int64_t>(key_tiles) * heads; }
+  __device__ Item item(std::int64_t i) const {
+    const int group = static_cast<int>(i / (static_cast<std::int64_t>(key_tiles) * heads_at_once));
+    const int rest = static_cast<int>(i - static_cast<std::int64_t>(group) * key_tiles * heads_at_once);
+    const int width = min(heads_at_once, heads - group * heads_at_once);
+    const int flat = group * heads_at_once + rest % width;
+    return {rest / width, flat % extents.kv_heads, flat / extents.kv_heads};
+  }
+  __device__ int group() const { return extents.q_heads / extents.kv_heads; }
+};
+struct Maps {
+  CUtensorMap q, k, v, dout, dq;
+};
+
+template <class Tiling, class T>
+__device__ QueryTiles<Tiling::queries> query_tiles(const Call<T>& call, int key_tile) {
+  const int begin = key_tile * Tiling::keys;
+  const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::keys, call.extents.k_tokens));
+  return {call.work, begin, end, call.group()};
+}
+
+/// One warp: takes items, loads their tiles.
+template <class Tiling, class T>
+__device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  Cycle<Shared<Tiling>::slots> slot;
+  Cycle<Tiling::stages> at;
+  std::uint32_t kv_parity = 0;
+  unsigned record = 0;
+  while (true) {
+    s.item_empty[slot.stage].wait(slot.parity ^ 1);
+    const unsigned ticket = __shfl_sync(~0u, lane == 0 ? atomicAdd(call.ticket, 1u) : 0u, 0);
+    const bool exists = ticket < call.items();
+    const auto [key_tile, kv_head, batch] = call.item(exists ? ticket : 0);
+    auto tiles = query_tiles<Tiling>(call, key_tile);
+    bool more = exists && tiles.next();
+    if (lane == 0) {
+      if (!exists) s.gradients[record % Shared<Tiling>::records].exists = false;
+      s.item[slot.stage] = ticket;
+      s.any[slot.stage] = more;
+      s.item_full[slot.stage].arrive();
+    }
+    slot.advance();
+    if (!exists) return;
+    if (more) {
+      s.kv_empty.wait(kv_parity ^ 1);
+      kv_parity ^= 1;
+      if (lane == 0) {
+        s.kv_full.arrive_expecting(sizeof s.k + sizeof s.v);
+        load_rows(s.k, maps.k, s.kv_full, key_tile * Tiling::keys, kv_head, batch);
+        load_rows(s.v, maps.v, s.kv_full, key_tile * Tiling::keys, kv_head, batch);
+      }
+    }
+    while (more) {
+      const int head = kv_head * call.group() + tiles.head(), query = tiles.query();
+      s.q_empty[at.stage].wait(at.parity ^ 1);
+      TileOfQueries& tile = s.tile[at.stage];
+      if (lane == 0) {
+        s.q_full[at.stage].arrive_expecting(sizeof s.q[0]);
+        load_rows(s.q[at.stage], maps.q, s.q_full[at.stage], query, head, batch);
+        tile = tiles.tile();
+        s.gradients[record % Shared<Tiling>::records] = {query, head, batch, key_tile, tiles.index(), true};
+      }
+      ++record;
+      __syncwarp();
+#pragma unroll 1
+      for (int row = lane; row < Tiling::queries; row += 32) {
+        // Rows that are no part of the rectangle, or see no key, weigh exp(-inf).
+        const bool takes_part = row >= tile.first && row < tile.last;
+        const float lse = takes_part ? call.lse.at(batch, query + row, head) : -INFINITY;
+        s.lse_log2[at.stage][row] = lse == -INFINITY ? INFINITY : lse * 1.44269504088896341f;
+        s.delta[at.stage][row] = takes_part ? call.delta.at(batch, query + row, head) : 0.0f;
+      }
+      more = tiles.next();
+      if (lane == 0) tile.is_final = !more;
+      s.q_full[at.stage].arrive();
+      s.dout_empty[at.stage].wait(at.parity ^ 1);
+      if (lane == 0) {
+        s.dout_full[at.stage].arrive_expecting(sizeof s.dout[0]);
+        load_rows(s.dout[at.stage], maps.dout, s.dout_full[at.stage], query, head, batch);
+      }
+      at.advance();
+    }
+  }
+}
+
+}  // namespace hopper_backward_detail
+
+}  // namespace pleat::inline v0::attention_kernel

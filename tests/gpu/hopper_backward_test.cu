@@ -1,0 +1,153 @@
+// The Hopper backward kernel against float64: shapes, work, gradients that are added to, reproducible bits.
+#include <pleat/attention/cuda/head_dims.hpp>
+#include <pleat/attention/cuda/hopper_backward.cuh>
+
+#include "attention_cases.cuh"
+
+namespace hopper_backward_testing {
+using namespace attention_cases;
+
+int failures = 0;
+void expect(bool good) {
+  if (!good) ++failures;
+}
+
+template <class T, class Dims>
+struct Run {
+  using Kernel = HopperBackward<T, BackwardTiling<Dims::qk, Dims::v>>;
+  explicit Run(const Inputs<T>& inputs)
+      : in(inputs),
+        dout(normal<T>(in.q_rows_count() * in.s.v_dim)),
+        lse(in.q_rows_count()),
+        delta(in.q_rows_count()),
+        dq(in.q_rows_count() * in.s.qk_dim),
+        dk(in.k_rows_count() * in.s.qk_dim),
+        dv(in.k_rows_count() * in.s.v_dim),
+        workspace(attention_workspace_bytes(in.s.batch, in.s.q_heads, in.s.q_tokens) / sizeof(unsigned)) {
+    Array<double> o64(dq.count() / in.s.qk_dim * in.s.v_dim), lse64(lse.count());
+    o64.poison();
+    lse64.poison();
+    reference_attention::forward(in.forward(nullptr, lse.data(), nullptr, true, true), {o64.data(), lse64.data()});
+    round_statistics<<<1024, 1>>>(call(false, true), o64.data(), lse64.data());
+    check_launch("round_statistics");
+  }
+  Backward<T> call(bool accumulate, bool deterministic) const {
+    return in.backward(dout.data(), lse.data(), delta.data(), dq.data(), dk.data(), dv.data(), accumulate,
+                       deterministic);
+  }
+  void run(bool accumulate, bool deterministic, int max_ctas = 0) const {
+    Backward<T> a = call(accumulate, deterministic);
+    a.max_ctas = max_ctas;
+    a.workspace = workspace.data();
+    if (!accumulate) {
+      dq.poison();
+      dk.poison();
+      dv.poison();
+    }
+    workspace.poison();
+    if (!Kernel::takes(a)) {
+      std::puts("  FAILED: not taken");
+      ++failures;
+      return;
+    }
+    Kernel::run(a, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "HopperBackward");
+  }
+  void compare(double times) const {
+    const Shape& s = in.s;
+    const double l2 = std::is_same_v<T, float16> ? 8e-4 : 6e-3;
+    const Array<double> q64(dq.count()), k64(dk.count()), v64(dv.count());
+    q64.zero();
+    k64.zero();
+    v64.zero();
+    reference_attention::backward(call(false, true), {q64.data(), k64.data(), v64.data()});
+    const auto one = [&](const char* what, const Array<float>& got, const HeadRows<float>& rows,
+                         const Array<double>& expected, std::int64_t tokens, int heads, int dim) {
+      std::vector<double> x = expected.host();
+      double largest = 0;
+      for (double& e : x) largest = std::max(largest, std::abs(e *= times));
+      expect(agrees(what, got, rows, x, s.batch, tokens, heads, dim, l2, 3 * l2 * largest + 1e-6));
+    };
+    one("dq", dq, in.q_rows(dq.data(), s.qk_dim), q64, s.q_tokens, s.q_heads, s.qk_dim);
+    one("dk", dk, in.k_rows(dk.data(), s.qk_dim), k64, s.k_tokens, s.kv_heads, s.qk_dim);
+    one("dv", dv, in.k_rows(dv.data(), s.v_dim), v64, s.k_tokens, s.kv_heads, s.v_dim);
+  }
+
+  const Inputs<T>& in;
+  Array<T> dout;
+  Array<float> lse, delta, dq, dk, dv;
+  Array<unsigned> workspace;
+};
+
+template <class T, class Dims>
+void test_one(const char* name, const Shape& shape) {
+  std::printf("%s: b%d %d/%d heads, %lldx%lld, %d/%d\n", name, shape.batch, shape.q_heads, shape.kv_heads,
+              static_cast<long long>(shape.q_tokens), static_cast<long long>(shape.k_tokens), shape.qk_dim,
+              shape.v_dim);
+  std::fflush(stdout);
+  const Inputs<T> in(shape);
+  const Run<T, Dims> run(in);
+  std::puts(" in any order");
+  run.run(false, false);
+  run.compare(1);
+  std::puts(" in a fixed order");
+  run.run(false, true);
+  run.compare(1);
+  const std::vector<float> dq = run.dq.host(), dk = run.dk.host(), dv = run.dv.host();
+  for (const int ctas : {1, 5, 0, 0}) {
+    run.run(false, true, ctas);
+    expect(same_bits("dq again", dq, run.dq.host()));
+    expect(same_bits("dk again", dk, run.dk.host()));
+    expect(same_bits("dv again", dv, run.dv.host()));
+  }
+  std::puts(" added to what is there");
+  run.run(true, true);
+  run.compare(2);
+}
+
+template <class T, class Dims>
+void test_dims(const char* type) {
+  constexpr int qk = Dims::qk, v = Dims::v;
+  std::printf("--- %s %d/%d\n", type, qk, v);
+  test_one<T, Dims>("one tile", {1, 1, 1, 64, 128, qk, v, full(64, 128)});
+  test_one<T, Dims>("two tiles of queries", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
+  test_one<T, Dims>("two tiles of keys", {1, 1, 1, 64, 256, qk, v, full(64, 256)});
+  test_one<T, Dims>("six by five", {1, 2, 1, 384, 640, qk, v, full(384, 640)});
+  test_one<T, Dims>("causal", {1, 2, 2, 512, 512, qk, v, causal(512)});
+  test_one<T, Dims>("causal, odd, grouped", {2, 6, 2, 777, 777, qk, v, causal(777)});
+  test_one<T, Dims>("full, odd, heads first", {1, 3, 3, 300, 461, qk, v, full(300, 461), 1, true});
+  test_one<T, Dims>("documents", {1, 4, 2, 900, 900, qk, v, documents({0, 5, 5, 130, 131, 400, 777, 777})});
+  std::vector<Rectangle> many;
+  for (std::int64_t i = 0; i < 100; ++i) many.push_back({i * 9, i * 9 + 9, i * 9, i * 9 + 9, 0});
+  test_one<T, Dims>("100 documents", {1, 1, 1, 900, 900, qk, v, many});
+  test_one<T, Dims>("last diagonal", {1, 2, 1, 100, 350, qk, v, {{0, 100, 0, 350, 250}}});
+  test_one<T, Dims>("rows without keys", {1, 2, 1, 350, 100, qk, v, {{0, 350, 0, 100, -250}}});
+  test_one<T, Dims>("two rectangles of the same queries",
+                    {1, 2, 1, 200, 300, qk, v, {{0, 200, 0, 90}, {0, 200, 200, 290, 10}}});
+  test_one<T, Dims>("no work", {1, 2, 1, 200, 300, qk, v, {}});
+  test_one<T, Dims>("large scores", {1, 2, 1, 400, 400, qk, v, causal(400), 20});
+}
+}  // namespace hopper_backward_testing
+
+int main(int, char** arguments) {
+  using namespace hopper_backward_testing;
+  int devices = 0, major = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("skipped: needs a GPU");
+    return 77;
+  }
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+  if (major != 9) {
+    std::puts("skipped: needs a Hopper GPU");
+    return 77;
+  }
+  const unsigned seed =
+      arguments[1] != nullptr ? static_cast<unsigned>(std::stoul(arguments[1])) : std::random_device{}();
+  engine(seed);
+  std::printf("seed %u\n", seed);
+  test_dims<bfloat16, HeadDims<128, 128>>("bf16");
+  test_dims<bfloat16, HeadDims<64, 64>>("bf16");
+  test_dims<float16, HeadDims<128, 128>>("f16");
+  std::printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}
