@@ -18,9 +18,9 @@ struct LayerShape {
 };
 
 struct LayerOptions {
-  RouterOptions router;
-  DispatchOptions dispatch;
-  ExpertOptions experts;
+  RouterOptions router{};
+  DispatchOptions dispatch{};
+  ExpertOptions experts{};
 };
 
 /// What the layer itself saves beside its parts: `acc` is the accumulator of the dtype.
