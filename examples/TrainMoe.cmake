@@ -1,5 +1,7 @@
 # The trainer: its build, the demo's run, and the runs that are checked against one rank.
-pleat_add_program(train_moe ${programs} ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp)
+include(TrainMoeParts.cmake)
+pleat_add_program(train_moe train_moe/main.cpp ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp)
+target_link_libraries(train_moe PRIVATE train_moe_parts)
 target_compile_definitions(train_moe PRIVATE PLEAT_DEFAULT_TEXT="${PROJECT_SOURCE_DIR}/LICENSE"
                                              $<$<BOOL:${PLEAT_TRAIN_MOE_DEMO}>:PLEAT_TRAIN_MOE_DEMO>)
 

@@ -26,7 +26,7 @@ struct NcclRanks {
                                               .compares_calls = false,
                                               .awaits_on_host = false,
                                               .short_deadline = 600ms,
-                                              .random_failures = 6};
+                                              .random_failures = 4};
 
   template <class F>
   static void run(int ranks, milliseconds deadline, F f) {

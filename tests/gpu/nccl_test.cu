@@ -153,7 +153,7 @@ void arena_operations(NcclComm& world) {
     site.finish();
   }
   conformance::require_throws<pleat::comm_error>([&] { site.make_arena(std::size_t{1} << 45); }, "pleat[C26]: rank 0");
-  auto again = site.make_arena(64);
+  auto again = site.make_arena(128);
   auto peers = again.open(site.everybody(), 64, 1);
   conformance::require_throws<pleat::comm_error>(
       [&] { again.open(site.everybody(), 0, 1024); },

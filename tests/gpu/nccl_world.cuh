@@ -25,6 +25,20 @@ inline constexpr int world_ranks = 2;
 using Check = std::function<void(pleat::NcclComm&)>;
 using std::chrono::milliseconds;
 
+/// Prints how long it has lived, for the output of a case that fails.
+class Stopwatch {
+ public:
+  explicit Stopwatch(const char* what) : what_(what) {}
+  ~Stopwatch() {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start_;
+    std::printf("%s: %.2f s\n", what_, took.count());
+  }
+
+ private:
+  const char* what_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 inline bool ranks_are_processes() {
   return std::getenv("RANK") != nullptr;
 }
@@ -225,6 +239,7 @@ inline void run_check(const Check& check) {
   ranks_are_processes() ? process_world_of_rank.run(check) : thread_world.run(check);
 }
 inline void run_check_anew(const Check& check, milliseconds deadline) {
+  const Stopwatch watch("world of one check");
   if (ranks_are_processes()) return process_world_of_rank.run_anew(check, deadline);
   pleat::run_nccl_threads(world_ranks, [&](pleat::NcclComm& world) { watched_jobs.call(check, world); },
                           {.deadline = deadline});
