@@ -8,9 +8,9 @@ namespace {
 
 using namespace attention_testing;
 
-template <class T, class Dims>
-int check(const char* dtype) {
-  using Leaf = CudaAttention<TypeList<T>, HeadDimsList<Dims>>;
+template <class T, class Dims, template <class, class> class Kernels>
+int check(const char* kernels, const char* dtype) {
+  using Leaf = CudaAttention<TypeList<T>, HeadDimsList<Dims>, Kernels>;
   Leaf::preload();
   int failed = 0;
   for (const LeafCase& c : leaf_cases(Dims::qk, Dims::v)) {
@@ -23,9 +23,9 @@ int check(const char* dtype) {
     }
     const bool is_wrong = !r.failure.empty();
     failed += is_wrong;
-    std::printf("%-6s %-4s %3d/%3d %-38s %.1e %.1e %.1e %.1e %.1e", is_wrong ? "FAILED" : "ok", dtype, Dims::qk,
-                Dims::v, c.name.c_str(), r.out.relative_l2, r.lse.relative_l2, r.dq.relative_l2, r.dk.relative_l2,
-                r.dv.relative_l2);
+    std::printf("%-6s %-8s %-4s %3d/%3d %-38s %.1e %.1e %.1e %.1e %.1e", is_wrong ? "FAILED" : "ok", kernels, dtype,
+                Dims::qk, Dims::v, c.name.c_str(), r.out.relative_l2, r.lse.relative_l2, r.dq.relative_l2,
+                r.dk.relative_l2, r.dv.relative_l2);
     if (is_wrong) std::printf(" seed %u:%s", seed, r.failure.c_str());
     std::printf("\n");
     if (cudaPeekAtLastError() != cudaSuccess && cudaDeviceSynchronize() != cudaSuccess) std::exit(1);
@@ -33,9 +33,9 @@ int check(const char* dtype) {
   return failed;
 }
 
-template <class... Dims>
-int check_all(HeadDimsList<Dims...>) {
-  return ((check<bfloat16, Dims>("bf16") + check<float16, Dims>("f16")) + ...);
+template <template <class, class> class Kernels, class... Dims>
+int check_all(const char* kernels, HeadDimsList<Dims...>) {
+  return ((check<bfloat16, Dims, Kernels>(kernels, "bf16") + check<float16, Dims, Kernels>(kernels, "f16")) + ...);
 }
 
 }  // namespace
@@ -52,8 +52,9 @@ int main() {
     return 77;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  std::printf("%61s out, lse, dq, dk, dv: relative L2\n", "");
-  const int failed = check_all(Dims{});
+  std::printf("%70s out, lse, dq, dk, dv: relative L2\n", "");
+  const int failed = check_all<attention_kernel::Portable>("portable", Dims{}) +
+                     check_all<attention_kernel::KernelTable>("fastest", Dims{});
   std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);
   return failed == 0 ? 0 : 1;
 }

@@ -13,7 +13,7 @@ namespace templates_testing {
 
 using namespace pleat;
 
-inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Transport transport) {
+inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Transport transport, int max_ctas = 0) {
   return ring::plan(cp,
                     {.batch = p.batch,
                      .tokens = p.tokens,
@@ -23,7 +23,7 @@ inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Trans
                      .v_dim = p.v_dim,
                      .dtype = dtype,
                      .cu_seqlens = p.cu_seqlens},
-                    {.causal = p.causal, .transport = transport});
+                    {.causal = p.causal, .transport = transport, .max_ctas = max_ctas});
 }
 inline oracle::Outputs poisoned_outputs(const oracle::Problem& p, const oracle::Inputs& in) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -74,11 +74,11 @@ class RankRows {
 /// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`.
 template <class Backend, class T, class MakeExecutor>
 void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, const oracle::Inputs& in,
-              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all) {
+              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all, int max_ctas = 0) {
   using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   constexpr DeviceKind device = device_kind<typename Backend::comm_type::device_type>;
-  const ring::Plan plan = ring_plan(p, world.size(), dtype_of<T>, transport);
+  const ring::Plan plan = ring_plan(p, world.size(), dtype_of<T>, transport, max_ctas);
   const Footprint need = plan.footprint();
   const TokenSpans& mine = plan.spans[static_cast<std::size_t>(world.rank())];
   const std::int64_t tokens = mine.tokens();
@@ -88,10 +88,11 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   const auto executor = make_executor(world.rank(), s);
   const GroupComm<typename Backend::comm_type> group(world);
 
-  // One row per token: q, k, v and one element of padding. The output is contiguous.
+  // One row per token: q, k, v and padding, of 16 bytes where heads are as long. The output is contiguous.
   const int k_at = p.q_heads * p.qk_dim, v_at = k_at + p.kv_heads * p.qk_dim, pad_at = v_at + p.kv_heads * p.v_dim;
+  const int pitch = pad_at + (p.qk_dim % 8 == 0 && p.v_dim % 8 == 0 ? 8 : 1);
   using Rows = RankRows<Buffer, T>;
-  Rows qkv(p.batch * tokens, pad_at + 1), dqkv(p.batch * tokens, pad_at + 1), poison(p.batch * tokens, pad_at + 1);
+  Rows qkv(p.batch * tokens, pitch), dqkv(p.batch * tokens, pitch), poison(p.batch * tokens, pitch);
   Rows out(p.batch * tokens, p.q_heads * p.v_dim), dout(p.batch * tokens, p.q_heads * p.v_dim);
   const auto views = [&](const Rows& rows) {
     return std::array{rows.view(p.batch, tokens, 0, p.q_heads, p.qk_dim, device),
@@ -169,7 +170,7 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
     }
   }
   for (std::int64_t row = 0; row < p.batch * tokens; ++row) {  // nobody writes between the views
-    const T* const pad = reinterpret_cast<const T*>(dqkv.data()) + row * (pad_at + 1) + pad_at;
+    const T* const pad = reinterpret_cast<const T*>(dqkv.data()) + row * pitch + pad_at;
     conformance::require(std::isnan(static_cast<float>(dqkv.host(pad))), "padding was written");
   }
 }

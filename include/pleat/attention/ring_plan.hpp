@@ -164,12 +164,15 @@ inline std::byte* take_forward_scratch(Carver& memory, const Plan& p) {
 }
 
 struct BackwardScratch {
+  std::byte* workspace;
   std::byte* delta;
   std::byte* dq;
   BlockMemory dkv;
 };
 inline BackwardScratch take_backward_scratch(Carver& memory, const Plan& p) {
   BackwardScratch scratch;
+  scratch.workspace =
+      memory.take_bytes(attention_workspace_bytes(p.shape.batch, p.shape.q_heads, p.max_local_tokens()));
   scratch.delta = take_rows(memory, p, p.shape.q_heads, 1, accumulator_of(p));
   scratch.dq = take_rows(memory, p, p.shape.q_heads, p.shape.qk_dim, accumulator_of(p));
   scratch.dkv = take_block(memory, p, accumulator_of(p));

@@ -78,6 +78,7 @@ class RingSchedule {
     call.scale = plan_->scale;
     call.deterministic = plan_->deterministic;
     call.max_ctas = plan_->max_ctas;
+    call.workspace = scratch.workspace;
     call.dq = rows(scratch.dq, plan_->shape.qk_dim);
 
     const int cp = plan_->cp;

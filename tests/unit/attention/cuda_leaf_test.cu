@@ -7,7 +7,7 @@
 namespace {
 
 using namespace attention_testing;
-using Leaf = CudaAttention<TypeList<bfloat16>, HeadDimsList<HeadDims<64, 64>>>;
+using Leaf = CudaAttention<TypeList<bfloat16>, HeadDimsList<HeadDims<64, 64>>, attention_kernel::Portable>;
 
 TEST_CASE("forward, delta, backward and store against the host in float64") {
   for (const LeafCase& c : leaf_cases(64, 64)) {

@@ -279,6 +279,9 @@ struct attention_leaf<stream_model::ModelDevice> {
       s.history->touch(node, in, false, "backward's input");
     }
     for (const TensorRef& sum : {a.dq, a.dk, a.dv}) s.history->touch(node, sum, true, "backward's output");
+    s.history->touch(node, node, a.workspace,
+                     attention_workspace_bytes(a.q.extent(0), static_cast<int>(a.q.extent(2)), a.q.extent(1)), true,
+                     "backward's workspace");
   }
   static void store(const TensorRef& out, std::span<const TensorRef> terms, Stream s) {
     const int node = s.add();
