@@ -1,0 +1,309 @@
+// The rows of moe_bench: dispatch and combine, their gradients, their parts, and a whole layer, beside what the bytes
+// take on the wire and in memory.
+#pragma once
+
+#include <optional>
+
+#include <pleat/moe.hpp>
+#include <pleat/moe/cuda/leaf.cuh>
+#include <pleat/nccl/arena.cuh>
+
+#include "../comm_bench/report.hpp"
+#include "../comm_bench/site.cuh"
+#include "routing.hpp"
+
+namespace moe_bench {
+
+using namespace pleat;
+using comm_bench::Bar;
+using comm_bench::Report;
+using comm_bench::Site;
+using leaf = moe_leaf<cuda_device>;
+
+/// What the machine does: stores to the peer, and a copy's reads and writes.
+inline constexpr double wire_gb_per_s = 340, memory_gb_per_s = 4150;
+
+struct Problem {
+  const char* name;
+  std::int64_t tokens, hidden, inner;
+  int experts, k;
+  double dispatch_bar_us, combine_bar_us;
+};
+inline constexpr Problem problems[] = {
+    {"T4096 H7168 E256 k8", 4096, 7168, 2048, 256, 8, 420, 350},
+    {"T16384 H2048 E128 k8", 16384, 2048, 768, 128, 8, 480, 390},
+};
+
+/// Device memory with values of a normal distribution, or the given ones.
+class Array {
+ public:
+  Array(DType dtype, std::initializer_list<std::int64_t> extents)
+      : buffer_(TensorRef(nullptr, dtype, extents).elems() * size_bytes(dtype)),
+        tensor_(buffer_.data(), dtype, extents, CudaExecutor{}.device()) {}
+  Array& random(std::uint32_t key, double scale, cudaStream_t s);
+  template <class T>
+  Array& copy(const std::vector<T>& values) {
+    check_cuda(cudaMemcpy(buffer_.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+               "cudaMemcpy");
+    return *this;
+  }
+  const TensorRef& operator*() const { return tensor_; }
+  std::byte* data() const { return buffer_.data(); }
+
+ private:
+  CudaBuffer buffer_;
+  TensorRef tensor_;
+};
+
+PLEAT_KERNEL void fill_bf16(bfloat16* out, std::uint32_t key, float scale, std::size_t elems) {
+  for (std::size_t i = comm_bench::first_index(); i < elems; i += comm_bench::index_step()) {
+    out[i] = bfloat16(scale * comm_bench::value_of(key, i));
+  }
+}
+PLEAT_KERNEL void fill_f32(float* out, std::uint32_t key, float scale, std::size_t elems) {
+  for (std::size_t i = comm_bench::first_index(); i < elems; i += comm_bench::index_step()) {
+    out[i] = scale * comm_bench::value_of(key, i);
+  }
+}
+inline Array& Array::random(std::uint32_t key, double scale, cudaStream_t s) {
+  const auto elems = static_cast<std::size_t>(tensor_.elems());
+  if (tensor_.dtype() == DType::bf16) {
+    fill_bf16<<<1024, 256, 0, s>>>(tensor_.as<bfloat16>(), key, static_cast<float>(scale), elems);
+  } else {
+    fill_f32<<<1024, 256, 0, s>>>(tensor_.as<float>(), key, static_cast<float>(scale), elems);
+  }
+  check_launch("fill");
+  return *this;
+}
+
+/// An operation bound to memory of its own.
+template <class Plan>
+struct Bound {
+  Bound(Site& site, const Plan& plan)
+      : scratch(plan.footprint().scratch),
+        persistent(plan.footprint().persistent),
+        pinned(plan.footprint().pinned_host),
+        saved_memory(plan.footprint().saved),
+        op(moe::bind(plan, CudaExecutor{}, GroupComm<NcclComm>(site.world),
+                     Memory<NcclArena>{scratch.block(), persistent.block(), pinned.block(), &site.arena}, site.s)) {}
+  CudaBuffer scratch, persistent;
+  PinnedBuffer pinned;
+  CudaBuffer saved_memory;
+  decltype(moe::bind(std::declval<Plan>(), CudaExecutor{}, std::declval<GroupComm<NcclComm>>(),
+                     std::declval<Memory<NcclArena>>(), cudaStream_t{})) op;
+};
+
+class Rows {
+ public:
+  Rows(NcclComm& world, Report& report, std::string only)
+      : report_(report), only_(std::move(only)), site_(world, comm_bench::mib, window_bytes()) {}
+
+  void run() {
+    for (const Problem& p : problems) {
+      if (wants("ops")) {
+        for (const char* routing : {"uniform", "zipf", "balanced"}) operations(p, routing, Transport::peer);
+        operations(p, "uniform", Transport::collective);
+      }
+      if (wants("parts")) parts(p);
+    }
+    if (wants("layer")) layer(problems[1]);
+  }
+
+ private:
+  static moe::DispatchPlan plan_of(const Problem& p, Transport transport, int max_ctas = 0) {
+    return moe::plan(comm_bench::ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16},
+                     {.transport = transport, .max_ctas = max_ctas});
+  }
+  static std::size_t window_bytes() {
+    std::size_t bytes = 0;
+    for (const Problem& p : problems) bytes += 6 * (plan_of(p, Transport::peer).footprint().symmetric + 128);
+    return bytes;
+  }
+  bool wants(const std::string& rows) const { return only_.empty() || only_.find(rows) != std::string::npos; }
+
+  template <class F>
+  double measure(const char* operation, const std::string& way, double wire_bytes, double memory_bytes, const F& f,
+                 const std::vector<Bar>& bars = {}, int count = 3) {
+    const double us = site_.measure_plain(
+        count, [&](int) { f(); }, 7);
+    const double floor_us = (wire_bytes / wire_gb_per_s + memory_bytes / memory_gb_per_s) / 1000;
+    const double most = wire_bytes > 0 ? wire_bytes : memory_bytes;
+    report_.add({operation, way, static_cast<std::size_t>(most), us, most / us / 1000, floor_us}, bars);
+    return us;
+  }
+
+  /// Inputs of one rank.
+  struct Inputs {
+    Inputs(Site& site, const Problem& p, const char* routing)
+        : x(DType::bf16, {p.tokens, p.hidden}),
+          ids(DType::i32, {p.tokens, p.k}),
+          weights(DType::f32, {p.tokens, p.k}),
+          y(DType::bf16, {p.tokens, p.hidden}),
+          dweights(DType::f32, {p.tokens, p.k}) {
+      x.random(static_cast<std::uint32_t>(site.rank()) + 1, 1, site.s);
+      weights.random(static_cast<std::uint32_t>(site.rank()) + 3, 1, site.s);
+      ids.copy(draw_ids(routing, p.tokens, p.experts, p.k, static_cast<unsigned>(site.rank()) + 5));
+      site.world.wait(site.s);
+    }
+    Array x, ids, weights, y, dweights;
+  };
+
+  /// Rows that this rank sends to and gets from the other, and all that its experts have.
+  struct Counts {
+    double sent, came, all, expert_rows;
+  };
+  Counts counts(const moe::DispatchPlan& plan, const moe::DispatchSaved& saved) {
+    std::int64_t send[2], recv[2];
+    std::vector<std::int64_t> offsets(static_cast<std::size_t>(plan.experts_local()) + 1), ends(offsets.size() - 1);
+    const auto read = [](auto* to, const auto* from, std::size_t n) {
+      check_cuda(cudaMemcpy(to, from, n * sizeof(*to), cudaMemcpyDefault), "cudaMemcpy");
+    };
+    read(send, saved.record.send_counts, 2);
+    read(recv, saved.record.recv_counts, 2);
+    read(offsets.data(), saved.record.offsets, offsets.size());
+    read(ends.data(), saved.record.ends, ends.size());
+    double rows = 0;
+    for (std::size_t e = 0; e < ends.size(); ++e) rows += static_cast<double>(ends[e] - offsets[e]);
+    const auto other = static_cast<std::size_t>(site_.other());
+    return {site_.meet(static_cast<double>(send[other])), site_.meet(static_cast<double>(recv[other])),
+            site_.meet(static_cast<double>(recv[0] + recv[1])), site_.meet(rows)};
+  }
+
+  void operations(const Problem& p, const char* routing, Transport transport) {
+    const moe::DispatchPlan plan = plan_of(p, transport);
+    Bound<moe::DispatchPlan> bound(site_, plan);
+    moe::DispatchSaved saved(plan, bound.saved_memory.block());
+    Inputs in(site_, p, routing);
+    Array out(DType::bf16, {plan.capacity_rows(), p.hidden}), drows(DType::bf16, {plan.capacity_rows(), p.hidden});
+    out.random(9, 1, site_.s);
+    auto& op = bound.op;
+    const Streams<cudaStream_t> s{site_.s, site_.s};
+    op.dispatch(s, *in.x, *in.ids, *in.weights, saved);
+    site_.world.wait(site_.s);
+    const Counts n = counts(plan, saved);
+    report_.title((std::string(p.name) + ", " + routing + ", " + name_of(transport) + ", rows of experts " +
+                   std::to_string(static_cast<long>(n.expert_rows)) + "; bytes: on the wire")
+                      .c_str());
+    const double row = static_cast<double>(p.hidden) * 2,
+                 token = static_cast<double>(plan.format(moe::RowKind::token).row_bytes);
+    const bool is_bar = transport == Transport::peer && std::string(routing) == "uniform";
+    const auto bar = [&](double us) { return is_bar ? std::vector<Bar>{{"bar", us}} : std::vector<Bar>{}; };
+    const double expansion = row * (n.all + n.expert_rows);
+    measure(
+        "dispatch", routing, n.sent * token, expansion, [&] { op.dispatch(s, *in.x, *in.ids, *in.weights, saved); },
+        bar(p.dispatch_bar_us));
+    measure(
+        "combine", routing, n.came * row, expansion, [&] { op.combine(s, *out, saved, *in.y); }, bar(p.combine_bar_us));
+    measure("combine_backward", routing, n.sent * row, row * (n.all + 2 * n.expert_rows),
+            [&] { op.combine_backward(s, *in.x, *out, saved, *drows); });
+    measure("dispatch_backward", routing, n.came * row, expansion,
+            [&] { op.dispatch_backward(s, *drows, saved, *in.y, *in.dweights); });
+    op.check(s);
+  }
+
+  /// Each leaf alone, the wire with its signals, and how these depend on the budget of CTAs.
+  void parts(const Problem& p) {
+    const moe::DispatchPlan plan = plan_of(p, Transport::peer);
+    const CudaBuffer persistent(plan.footprint().persistent), saved_memory(plan.footprint().saved),
+        scratch_memory(plan.footprint().scratch);
+    Carver carver(persistent.block()), scratch_carver(scratch_memory.block());
+    auto* const status = plan.carve_status(carver);
+    moe::PeerRows<CudaExecutor, MappedPeers> rows(
+        plan, CudaExecutor{}, site_.arena.open(site_.everybody(), plan.footprint().symmetric, 4), carver, site_.s);
+    const moe::PlanScratch scratch = plan.carve_plan_scratch(scratch_carver);
+    moe::DispatchSaved saved(plan, saved_memory.block());
+    saved.tokens = saved.planned_tokens = p.tokens;
+    const moe::DispatchRecord& r = saved.record;
+    Inputs in(site_, p, "uniform");
+    Array out(DType::bf16, {plan.capacity_rows(), p.hidden});
+    out.random(9, 1, site_.s);
+    const cudaStream_t s = site_.s;
+    const auto* const ids = (*in.ids).as<std::int32_t>();
+    const auto plan_sends = [&] { leaf::plan_sends(plan, p.tokens, p.tokens, ids, r, scratch, status, s); };
+    const auto transfer = [&](moe::RowKind kind, const auto& write) {
+      write(rows.open(kind, saved, s));
+      const moe::RowTable came = rows.deliver(kind, saved, s);
+      rows.release(kind, s);
+      return came;
+    };
+    plan_sends();
+    moe::RowTable came{};
+    const auto send_tokens = [&](const moe::DispatchPlan& budget) {
+      came = transfer(moe::RowKind::token, [&](const moe::RowTable& table) {
+        leaf::pack(budget, p.tokens, in.x.data(), ids, in.weights.data(), r, table, s);
+      });
+    };
+    const auto send_results = [&](const moe::DispatchPlan& budget) {
+      return transfer(moe::RowKind::result,
+                      [&](const moe::RowTable& table) { leaf::sum_experts(budget, out.data(), true, r, table, s); });
+    };
+    const auto plan_rows = [&] { leaf::plan_rows(plan, site_.rank(), came, r, scratch, status, s); };
+    send_tokens(plan);
+    plan_rows();
+    leaf::expand(plan, came, r, s);
+    const moe::RowTable results = send_results(plan);
+    site_.world.wait(s);
+    const Counts n = counts(plan, saved);
+    report_.title((std::string(p.name) + ", parts").c_str());
+    const double row = static_cast<double>(p.hidden) * 2,
+                 token = static_cast<double>(plan.format(moe::RowKind::token).row_bytes);
+    measure("plan_sends", "", 0, static_cast<double>(p.tokens * p.k) * 4, plan_sends, {}, 10);
+    measure("plan_rows", "", 0, n.all * 128, plan_rows, {}, 10);
+    measure(
+        "signals alone", "", 0, 1, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
+    for (const int ctas : {4, 8, 16, 32, 64, 132, 0}) {
+      moe::DispatchPlan budget = plan;
+      budget.options.max_ctas = ctas;
+      const std::string way = ctas == 0 ? "all" : std::to_string(ctas) + " CTAs";
+      const double wire_us = n.sent * token / 300e3;
+      measure("pack and signals", way, n.sent * token, 0, [&] { send_tokens(budget); }, {{"300 GB/s", wire_us}});
+      measure("expand", way, 0, row * (n.all + n.expert_rows), [&] { leaf::expand(budget, came, r, s); });
+      measure("sum_experts, signals", way, n.came * row, 0, [&] { send_results(budget); });
+      measure("sum_sources", way, 0, row * 3 * static_cast<double>(p.tokens),
+              [&] { leaf::sum_sources(budget, p.tokens, results, r, (*in.y).data(), nullptr, status, s); });
+    }
+  }
+
+  /// Forward and backward of the whole layer.
+  void layer(const Problem& p) {
+    const moe::LayerPlan plan =
+        moe::plan(comm_bench::ranks, moe::LayerShape{p.tokens, p.hidden, p.inner, p.experts, p.k, DType::bf16},
+                  {.router = {}, .dispatch = {.transport = Transport::peer}, .experts = {}});
+    Bound<moe::LayerPlan> bound(site_, plan);
+    moe::LayerSaved saved(plan, bound.saved_memory.block());
+    Inputs in(site_, p, "uniform");
+    const std::int64_t local = plan.dispatch.experts_local();
+    Array logits(DType::f32, {p.tokens, p.experts}), dlogits(DType::f32, {p.tokens, p.experts}),
+        dx(DType::bf16, {p.tokens, p.hidden});
+    logits.random(static_cast<std::uint32_t>(site_.rank()) + 21, 1, site_.s);
+    const auto matrices = [&](DType dtype) {
+      return std::array<Array, 3>{Array(dtype, {local, p.inner, p.hidden}), Array(dtype, {local, p.inner, p.hidden}),
+                                  Array(dtype, {local, p.hidden, p.inner})};
+    };
+    auto w = matrices(DType::bf16), dw = matrices(DType::f32);
+    for (Array& matrix : w) matrix.random(31, 0.02, site_.s);
+    const moe::ExpertMatrices weights{*w[0], *w[1], *w[2]}, dweights{*dw[0], *dw[1], *dw[2]};
+    auto& op = bound.op;
+    const Streams<cudaStream_t> s{site_.s, site_.s};
+    report_.title((std::string(p.name) + ", the whole layer, inner " + std::to_string(p.inner)).c_str());
+    const auto forward = [&] { op.forward(s, *in.x, *logits, weights, saved, *in.y); };
+    const auto backward = [&] {
+      op.backward(s, *in.x, *logits, weights, TensorRef{}, saved, *dx, *dlogits, dweights, false);
+    };
+    const double rows = static_cast<double>(p.tokens) * p.k, row = static_cast<double>(p.hidden) * 2;
+    const double wire = static_cast<double>(p.tokens) * row, moved = row * (2.0 * static_cast<double>(p.tokens) + rows);
+    const double flops = 6.0 * rows * static_cast<double>(p.hidden * p.inner);  // of the forward products
+    const double product_bytes = flops / 783e12 * memory_gb_per_s * 1e9;        // what the time at 783 TFLOP/s is worth
+    measure("layer forward", "uniform", 2 * wire, 2 * moved + product_bytes, forward, {}, 1);
+    measure(
+        "layer forward, backward", "uniform", 4 * wire, 4 * moved + 2 * row * rows + 3 * product_bytes,
+        [&] { forward(), backward(); }, {}, 1);
+    op.check(s);
+  }
+
+  Report& report_;
+  std::string only_;
+  Site site_;
+};
+
+}  // namespace moe_bench

@@ -1,0 +1,24 @@
+// The MoE layer on ranks that are threads, which share one GPU or all. Exit code 77 where there is no GPU.
+#define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
+#include <conformance/cuda_threads.hpp>
+
+#include "moe_cases.cuh"
+
+int main() {
+  // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  const int devices = pleat::cuda_device_count();
+  if (devices == 0) {
+    std::printf("skipped: no GPU\n");
+    return 77;
+  }
+  using namespace moe_gpu_testing;
+  int failed = check_all<conformance::CudaThreads<1>>("threads on one GPU", {1, 2, 8}, 25);
+  if (devices < 2) {
+    std::printf("skipped: ranks on all GPUs, 2 are needed\n");
+  } else {
+    failed += check_all<conformance::CudaThreads<0>>("threads on all GPUs", {2, 4}, 5);
+  }
+  std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
+  return failed == 0 ? 0 : 1;
+}
