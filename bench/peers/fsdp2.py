@@ -51,7 +51,8 @@ class Experts(nn.Module):
 
 def make(units, layer, device, reduce_dtype):
     torch.manual_seed(0)
-    model = nn.Sequential(*[layer() for _ in range(units)]).to(device)
+    with device:  # drawn there, not on the host
+        model = nn.Sequential(*[layer() for _ in range(units)])
     if reduce_dtype is None:  # without sharding
         return model.to(torch.bfloat16)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)

@@ -112,7 +112,7 @@ __global__ void squared_error(float* loss, bf16* dy, const bf16* y, const bf16* 
   if (threadIdx.x == 0) *loss = sums[0] / all;
 }
 __global__ void adamw(float* master, bf16* weights, float* m, float* v, const float* gradient, long elems, int step) {
-  const float lr = 2e-3f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0.01f;
+  const float lr = 5e-4f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0.01f;
   for (long i = blockIdx.x * long(blockDim.x) + threadIdx.x; i < elems; i += gridDim.x * blockDim.x) {
     m[i] = beta1 * m[i] + (1 - beta1) * gradient[i];
     v[i] = beta2 * v[i] + (1 - beta2) * gradient[i] * gradient[i];

@@ -169,9 +169,11 @@ class Gatherer {
     }
   }
   void fetch(Slot& slot, int unit, const ShardStreams<stream_type>& streams) {
-    if (!slot.arrived) arrive(slot, streams.gather);
-    state_->executor.wait(streams.gather, slot.released);
-    state_->executor.wait(streams.gather, weights_written_);
+    if (!slot.arrived) arrive(slot, streams.own);
+    for (const stream_type s : {streams.own, streams.gather}) {
+      state_->executor.wait(s, slot.released);
+      state_->executor.wait(s, weights_written_);
+    }
     const ShardMemory& shard = state_->shard(unit);
     const void* const mine = shard.compute != nullptr ? shard.compute : shard.master;
     state_->transport(slot.kind).gather(slot.index, state_->layout(unit), mine, streams.gather, streams.own);

@@ -124,7 +124,7 @@ struct Plan {
   int channels(Param kind) const {
     return transport == Transport::collective ? 0 : 2 * (of(kind).slots + of(kind).gradient_units);
   }
-  /// Bytes that sums and exports work in, on the reduce stream.
+  /// Bytes that sums work in, on the reduce stream.
   std::size_t workspace_bytes() const {
     std::size_t bytes = 0;
     for (const KindPlan& kind : per_kind) {
@@ -132,7 +132,7 @@ struct Plan {
       const bool receives = transport == Transport::collective && kind.ranks > 1;
       const std::size_t summed = receives ? reduce_scatter_scratch_bytes(shard, kind.ranks, gradient) : 0;
       const std::size_t replicas = sizes.replicas > 1 ? all_reduce_scratch_bytes(shard, sizes.replicas, master) : 0;
-      bytes = std::max({bytes, summed, replicas, shard * size_bytes(master)});
+      bytes = std::max({bytes, summed, replicas});
     }
     return bytes;
   }

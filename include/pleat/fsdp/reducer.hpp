@@ -113,9 +113,10 @@ class Reducer {
     if (!layout.trains()) return;
     Buffer& buffer = opened(unit, streams.compute);
     zero_unwritten(unit, bytes_of(buffer), streams.compute);
+    UnitTransport<Executor>& transport = state_->transport(buffer.kind);
+    transport.ready(buffer.index, streams.compute);
     state_->executor.record(buffer.written, streams.compute);
     state_->executor.wait(streams.reduce, buffer.written);
-    UnitTransport<Executor>& transport = state_->transport(buffer.kind);
     add(unit, transport.terms(buffer.index, layout, streams.reduce), streams.reduce);
     transport.release(buffer.index, streams.reduce);
     state_->executor.record(buffer.summed, streams.reduce);

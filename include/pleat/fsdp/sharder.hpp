@@ -244,7 +244,7 @@ class Sharder {
     }
   }
 
-  /// Packs this rank's pieces, then gathers: packed in rank order, they are the parameter.
+  /// Puts this rank's pieces where they belong, then gathers in place: in rank order, they are the parameter.
   void export_full(const char* call, int unit, int param, const void* shard, const TensorRef& out,
                    const streams_type& streams) {
     check_full(call, unit, param, out);
@@ -264,14 +264,15 @@ class Sharder {
     auto event = state_->executor.make_event();
     state_->executor.record(event, streams.compute);
     state_->executor.wait(streams.reduce, event);
-    std::byte* packed = state_->workspace;
+    std::int64_t first = 0;
+    for (int r = 0; r < group.rank(); ++r) first += static_cast<std::int64_t>(counts[static_cast<std::size_t>(r)]);
     for (const Piece& piece : state_->held(unit)) {
       if (piece.param != storage) continue;
       const std::size_t bytes = static_cast<std::size_t>(piece.elems) * size_bytes(master);
-      state_->executor.copy(packed, at(shard, master, piece.shard_begin), bytes, streams.reduce);
-      packed += bytes;
+      state_->executor.copy(at(out.data(), master, piece.param_begin), at(shard, master, piece.shard_begin), bytes,
+                            streams.reduce);
     }
-    group.all_gather_v(state_->workspace, out.data(), counts, master, streams.reduce);
+    group.all_gather_v(at(out.data(), master, first), out.data(), counts, master, streams.reduce);
     state_->executor.record(event, streams.reduce);
     state_->executor.wait(streams.compute, event);
   }

@@ -23,13 +23,15 @@ class UnitTransport {
   /// This rank's buffers of whole units.
   const UnitBuffers& buffers() const { return buffers_; }
 
-  /// Puts the ranks' shards into everybody's slot; this rank's is `shard`. The caller has ordered `s` after the last
-  /// use of its slot. What stays on this rank may move on `own` meanwhile; `s` comes after it.
+  /// Puts the ranks' shards into everybody's slot; this rank's is `shard`. The caller has ordered both streams after
+  /// the last use of its slot and the writing of its shard. What stays on this rank moves on `own`; `s` comes after it.
   virtual void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s, stream_type own) = 0;
   /// What follows on `s` sees the peers' shards in the slot. Once per gather.
   virtual void await_gather(int slot, stream_type s) = 0;
-  /// The ranks' terms of this rank's gradient shard, in rank order: one pointer each, valid on `s` until `release`. The
-  /// caller has ordered `s` after its writes to the gradient unit.
+  /// This rank has written its gradient unit, by work on `s`.
+  virtual void ready(int gradient_unit, stream_type s) = 0;
+  /// The ranks' terms of this rank's gradient shard, in rank order: one pointer each, valid on `s` until `release`.
+  /// After `ready`, which the caller has ordered `s` after.
   virtual std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) = 0;
   /// Its sum is done on `s`.
   virtual void release(int gradient_unit, stream_type s) = 0;
@@ -70,30 +72,30 @@ class PeerTransport final : public UnitTransport<Executor> {
         executor_(executor),
         peers_(std::move(peers)),
         slots_(plan.of(kind).slots),
-        forked_(executor_.make_event()),
-        joined_(executor_.make_event()) {}
+        copied_(executor_.make_event()) {}
 
   void gather(int slot, const UnitLayout& unit, const void* shard, stream_type s, stream_type own) override {
     const int rank = peers_.rank();
     const std::size_t bytes = this->compute_bytes(unit.shard_elems(rank));
     std::byte* const mine = this->slot(slot) + this->compute_bytes(unit.shard_begin(rank));
-    for_each_peer([&](int peer) { peers_.signal(peer, free_channel(slot), s); });
-    executor_.record(forked_, s);
-    executor_.wait(own, forked_);
+    // Not behind the push before, so that a peer that is ready for the next one finds its credit.
+    for_each_peer([&](int peer) { peers_.signal(peer, free_channel(slot), own); });
     executor_.copy(mine, shard, bytes, own);
-    executor_.record(joined_, own);
+    executor_.record(copied_, own);
     for_each_peer([&](int peer) {
       peers_.await(peer, free_channel(slot), s);
       executor_.copy(at_peer(peer, mine), shard, bytes, s);
       peers_.signal(peer, full_channel(slot), s);
     });
-    executor_.wait(s, joined_);
+    executor_.wait(s, copied_);
   }
   void await_gather(int slot, stream_type s) override {
     for_each_peer([&](int peer) { peers_.await(peer, full_channel(slot), s); });
   }
-  std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
+  void ready(int gradient_unit, stream_type s) override {
     for_each_peer([&](int peer) { peers_.signal(peer, ready_channel(gradient_unit), s); });
+  }
+  std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
     for_each_peer([&](int peer) { peers_.await(peer, ready_channel(gradient_unit), s); });
     const std::byte* const mine =
         this->gradient_unit(gradient_unit) + this->gradient_bytes(unit.shard_begin(peers_.rank()));
@@ -129,7 +131,7 @@ class PeerTransport final : public UnitTransport<Executor> {
   Executor executor_;
   Peers peers_;
   int slots_;
-  typename Executor::event_type forked_, joined_;
+  typename Executor::event_type copied_;
 };
 
 /// All-gather, and all-to-all into `workspace` before a local sum. Gathers and sums have communicators of their own, so
@@ -154,6 +156,7 @@ class CollectiveTransport final : public UnitTransport<Executor> {
     gather_.all_gather_v(shard, this->slot(slot), shard_counts(unit), this->compute_, s);
   }
   void await_gather(int, stream_type) override {}
+  void ready(int, stream_type) override {}
   std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
     const std::byte* const whole = this->gradient_unit(gradient_unit);
     if (reduce_.size() == 1) {

@@ -47,11 +47,11 @@ TEST_CASE("memory: shards, slots and gradient units, and what sums work in off t
   const std::size_t shards = 5 * (256 * 4 + 256 * 4 + pieces);
   const std::size_t whole = 2 * 1024 * 4 + 2 * 1024 * 4;  // two slots, two gradient units
   CHECK(footprint({.transport = Transport::peer}, {.dense = 4}) ==
-        Footprint{.symmetric = whole, .persistent = shards + 256 * 4, .channels = 8});
+        Footprint{.symmetric = whole, .persistent = shards, .channels = 8});
   CHECK(footprint({}, {.dense = 4}) == Footprint{.persistent = shards + whole + 4 * 256 * 4});
   const std::size_t copies = 5 * 256 * 2;
   CHECK(footprint({.compute = DType::bf16, .gradient = DType::bf16, .transport = Transport::peer}, {.dense = 4}) ==
-        Footprint{.symmetric = whole / 2, .persistent = shards + copies + 256 * 4, .channels = 8});
+        Footprint{.symmetric = whole / 2, .persistent = shards + copies, .channels = 8});
 }
 
 TEST_CASE("the sizes of a mesh's groups") {
