@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <span>
 #include <vector>
@@ -170,7 +171,7 @@ class Gatherer {
   }
   void fetch(Slot& slot, int unit, const ShardStreams<stream_type>& streams) {
     if (!slot.arrived) arrive(slot, streams.own);
-    for (const stream_type s : {streams.own, streams.gather}) {
+    for (const stream_type s : std::array{streams.own, streams.gather}) {
       state_->executor.wait(s, slot.released);
       state_->executor.wait(s, weights_written_);
     }
