@@ -104,14 +104,14 @@ struct Blocks {
 /// three bits, so that eight rows of one column lie in different banks. `Dim` is a multiple of 64, and the data is
 /// aligned to 128 bytes.
 template <class T, int Rows, int Dim>
-class Tile {
+class MmaTile {
   static_assert(sizeof(T) == 2 && Dim % 64 == 0 && Rows % 16 == 0);
   static constexpr int chunk_elems = 8, chunks = Dim / chunk_elems, row_bytes = 2 * Dim;
 
  public:
   static constexpr int bytes = Rows * row_bytes;
 
-  explicit __device__ Tile(std::byte* data) : data_(static_cast<std::uint32_t>(__cvta_generic_to_shared(data))) {}
+  explicit __device__ MmaTile(std::byte* data) : data_(static_cast<std::uint32_t>(__cvta_generic_to_shared(data))) {}
 
   /// Starts copying `count` rows of `dim` elements, `stride` apart, by all `Threads` of the CTA; zeros fill the rest.
   /// `is_aligned`: all rows and `dim` are multiples of 16 bytes. Arrives with the thread's asynchronous copies, or

@@ -15,9 +15,9 @@ struct ForwardTiles {
   static constexpr int blocks = queries / warps / 16;  // of 16 rows that a warp has: a loaded key serves all of them
   static constexpr int ctas_per_sm = VDim <= 128 ? 2 : 1;
 
-  using QueryTile = Tile<T, queries, QkDim>;
-  using KeyTile = Tile<T, keys, QkDim>;
-  using ValueTile = Tile<T, keys, VDim>;
+  using QueryTile = MmaTile<T, queries, QkDim>;
+  using KeyTile = MmaTile<T, keys, QkDim>;
+  using ValueTile = MmaTile<T, keys, VDim>;
   static constexpr int shared_bytes = QueryTile::bytes + KeyTile::bytes + ValueTile::bytes;
 };
 

@@ -18,10 +18,10 @@ struct KeyGradientTiles {
   static constexpr int keys = 16 * warps, queries = QkDim + VDim <= 256 ? 64 : 32;
   static constexpr int ctas_per_sm = QkDim <= 128 ? 2 : 1;
 
-  using KeyTile = Tile<T, keys, QkDim>;
-  using ValueTile = Tile<T, keys, VDim>;
-  using QueryTile = Tile<T, queries, QkDim>;
-  using OutTile = Tile<T, queries, VDim>;
+  using KeyTile = MmaTile<T, keys, QkDim>;
+  using ValueTile = MmaTile<T, keys, VDim>;
+  using QueryTile = MmaTile<T, queries, QkDim>;
+  using OutTile = MmaTile<T, queries, VDim>;
   struct Statistics {
     float lse[queries], delta[queries];  // lse in powers of 2; +inf where the query has seen nothing
   };

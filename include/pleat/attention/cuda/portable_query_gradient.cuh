@@ -13,10 +13,10 @@ struct QueryGradientTiles {
   static constexpr int ctas_per_sm = QkDim <= 64 ? 2 : 1;
   static constexpr bool holds_queries = QkDim + VDim <= 256;  // in registers
 
-  using QueryTile = Tile<T, queries, QkDim>;
-  using OutTile = Tile<T, queries, VDim>;
-  using KeyTile = Tile<T, keys, QkDim>;
-  using ValueTile = Tile<T, keys, VDim>;
+  using QueryTile = MmaTile<T, queries, QkDim>;
+  using OutTile = MmaTile<T, queries, VDim>;
+  using KeyTile = MmaTile<T, keys, QkDim>;
+  using ValueTile = MmaTile<T, keys, VDim>;
   static constexpr int own_bytes = QueryTile::bytes + OutTile::bytes;
   static constexpr int stage_bytes = KeyTile::bytes + ValueTile::bytes;
   static constexpr int shared_bytes = own_bytes + 2 * stage_bytes;

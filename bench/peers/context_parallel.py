@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""PyTorch's context_parallel (all-to-all rotation, cuDNN) on the rows of ring_attention_bench, two GPUs: causal, bf16,
+TFLOP/s per GPU counting the pairs that are seen, the slower rank's median.
+
+Run: context_parallel.py [<samples>]
+"""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+RANKS = 2
+
+
+def median_ms(run, samples):
+    times = []
+    for sample in range(2 + samples):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        if sample >= 2:
+            times.append(slowest.item())
+    return sorted(times)[len(times) // 2]
+
+
+def measure(mesh, tokens, heads, dim, samples):
+    q, k, v = (torch.randn(1, heads, tokens, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        for t in (q, k, v):
+            t.requires_grad_()
+        attend = lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
+        forward = median_ms(attend, samples)
+        out = attend()
+        gradient = torch.randn_like(out)
+        backward = median_ms(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), samples)
+    flops = tokens * tokens / 2 * heads * 2 * dim * 2 / RANKS
+    return flops / forward / 1e9, 2.5 * flops / backward / 1e9
+
+
+def work(rank, samples):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank))
+    set_rotate_method("alltoall")
+    mesh = init_device_mesh("cuda", (RANKS,))
+    for tokens in (16384, 32768, 65536):
+        forward, backward = measure(mesh, tokens, 32, 128, samples)
+        if rank == 0:
+            print(f"context_parallel 32/32 d128 {tokens // 1024}k: forward {forward:.0f}, backward {backward:.0f} TFLOP/s")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    mp.spawn(work, args=(int(sys.argv[1]) if len(sys.argv) > 1 else 5,), nprocs=RANKS)

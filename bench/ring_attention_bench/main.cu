@@ -1,0 +1,207 @@
+// ring_attention_bench: ring attention on two GPUs, by copies into mapped memory and by NCCL, beside the same
+// rectangles with nothing transferred. TFLOP/s per GPU count the pairs that are seen. Both ways must give the same
+// bits.
+//
+//   ring_attention_bench [--quick] [--mode threads|processes] [--json <file>] [--check]
+//
+// Exit code 77 where there are fewer than two GPUs; 1 when bits differ or time is up; 3 with --check when a bar is
+// missed. The same rows of PyTorch: peers/context_parallel.py.
+#include <pleat/attention/cuda/leaf.cuh>
+#include <pleat/attention/ring.hpp>
+#include <pleat/cuda/leaf.cuh>
+
+#include "../comm_bench/report.hpp"
+#include "../comm_bench/site.cuh"
+#include "../two_ranks.hpp"
+
+namespace ring_attention_bench {
+
+using pleat::bfloat16;
+
+PLEAT_KERNEL void fill_normal(bfloat16* to, std::size_t elems, unsigned seed) {
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < elems;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+    std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u + seed;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    const float radius = static_cast<float>((x >> 40) + 1) * 0x1p-24f,
+                angle = static_cast<float>(x & 0xffffff) * 0x1p-23f;
+    to[i] = bfloat16(sqrtf(-2 * logf(radius)) * cospif(angle));
+  }
+}
+
+}  // namespace ring_attention_bench
+
+namespace {
+
+using namespace pleat;
+using comm_bench::Report;
+using comm_bench::Site;
+
+/// A transport that moves nothing: every block is the own one.
+class NoTransfers {
+ public:
+  NoTransfers(int rank, const ring::KeyValueBlock& sums) : rank_(rank), sums_(sums) {}
+  using StreamPair = Streams<cudaStream_t>;
+  void open(const ring::Work& work, const ring::KeyValueBlock& own, const StreamPair&) { work_ = &work, own_ = own; }
+  void post(int, const StreamPair&) {}
+  ring::KeyValueBlock arrive(int step, const StreamPair&) {
+    return ring::detail::rows_of(own_, {0, work_->at(rank_, step).keys.size()});
+  }
+  void release(int, const StreamPair&) {}
+  ring::KeyValueBlock sums(int, const StreamPair&) { return sums_; }
+  void pass(int, const StreamPair&) {}
+  void drop_sums(const StreamPair&) {}
+  void close(const StreamPair&) {}
+
+ private:
+  int rank_;
+  ring::KeyValueBlock sums_, own_;
+  const ring::Work* work_ = nullptr;
+};
+
+struct Heads {
+  const char* name;
+  int q, kv, qk_dim, v_dim;
+};
+/// TFLOP/s per GPU that a row has to reach; 0: none.
+struct Bars {
+  double forward = 0, backward = 0;
+};
+
+class Rank {
+ public:
+  Rank(NcclComm& world, Report& report, std::size_t window_bytes)
+      : site_(world, comm_bench::mib, window_bytes), report_(report) {}
+
+  void run(const Heads& heads, std::int64_t tokens, const Bars& bars) {
+    const auto plan_of = [&](Transport transport) {
+      return ring::plan(comm_bench::ranks,
+                        {.tokens = tokens,
+                         .q_heads = heads.q,
+                         .kv_heads = heads.kv,
+                         .qk_dim = heads.qk_dim,
+                         .v_dim = heads.v_dim,
+                         .dtype = DType::bf16},
+                        {.transport = transport});
+    };
+    const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective);
+    const std::int64_t local = peer.local_tokens(site_.rank());
+    const auto q = tensor(local, heads.q, heads.qk_dim), k = tensor(local, heads.kv, heads.qk_dim),
+               v = tensor(local, heads.kv, heads.v_dim), dout = tensor(local, heads.q, heads.v_dim),
+               out = tensor(local, heads.q, heads.v_dim), dq = tensor(local, heads.q, heads.qk_dim),
+               dk = tensor(local, heads.kv, heads.qk_dim), dv = tensor(local, heads.kv, heads.v_dim);
+    const Streams<cudaStream_t> s{site_.s, site_.side};
+    const GroupComm<NcclComm> group(site_.world);
+    const Footprint need = collective.footprint();
+    const CudaBuffer scratch(need.scratch), saved_bytes(need.saved), persistent(need.persistent);
+    const PinnedBuffer pinned(need.pinned_host);
+    const Memory<NcclArena> memory{scratch.block(), persistent.block(), pinned.block(), &site_.arena};
+
+    struct Times {
+      double forward, backward;
+    };
+    const auto time = [&](auto forward, auto backward) {
+      return Times{site_.measure_plain(
+                       1, [&](int) { forward(); }, samples),
+                   site_.measure_plain(
+                       1, [&](int) { backward(); }, samples)};
+    };
+    std::vector<std::vector<std::byte>> results[2];
+    const auto ring_times = [&](const ring::Plan& plan, std::vector<std::vector<std::byte>>& result) {
+      auto op = ring::bind(plan, CudaExecutor{}, group, memory, s.compute);
+      ring::Saved saved(saved_bytes.block());
+      const Times times = time([&] { op.forward(s, q.ref, k.ref, v.ref, out.ref, saved); },
+                               [&] { op.backward(s, dout.ref, saved, dq.ref, dk.ref, dv.ref); });
+      for (const Tensor* t : {&out, &dq, &dk, &dv}) result.push_back(t->download());
+      return times;
+    };
+    const Times pushed = ring_times(peer, results[0]), exchanged = ring_times(collective, results[1]);
+    if (site_.meet(results[0] == results[1] ? 0 : 1) != 0)
+      throw std::runtime_error("other bits by NCCL than by copies");
+
+    const auto plan = std::make_shared<const ring::Plan>(collective);
+    const ring::PlacedWork work(plan->work, site_.rank(), pinned.block(), persistent.block(), CudaExecutor{},
+                                s.compute);
+    const ring::detail::RingSchedule<CudaExecutor> schedule(plan, CudaExecutor{}, site_.rank(), scratch.block());
+    Carver slots(scratch.block());
+    NoTransfers nothing(site_.rank(), ring::detail::block_of(ring::detail::take_slots(slots, *plan).sums[0], *plan,
+                                                             local, DType::f32, q.ref.device()));
+    const ring::detail::RingTensors tensors{q.ref, {k.ref, v.ref}, out.ref, schedule.statistics(saved_bytes.data())};
+    const Times alone = time([&] { schedule.forward(nothing, s, work, tensors); },
+                             [&] {
+                               schedule.backward(nothing, s, work, tensors, {dout.ref, dq.ref, {dk.ref, dv.ref}});
+                             });
+
+    const double pairs = static_cast<double>(tokens) * static_cast<double>(tokens) / 2 * heads.q / comm_bench::ranks;
+    add(heads, tokens, "forward", 2 * pairs * (heads.qk_dim + heads.v_dim), pushed.forward, exchanged.forward,
+        alone.forward, bars.forward);
+    add(heads, tokens, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
+        exchanged.backward, alone.backward, bars.backward);
+  }
+
+ private:
+  static constexpr int samples = 5;
+
+  struct Tensor {
+    CudaBuffer memory;
+    TensorRef ref;
+    std::vector<std::byte> download() const {
+      std::vector<std::byte> bytes(memory.size_bytes());
+      check_cuda(cudaMemcpy(bytes.data(), memory.data(), bytes.size(), cudaMemcpyDefault), "cudaMemcpy");
+      return bytes;
+    }
+  };
+  Tensor tensor(std::int64_t tokens, int heads, int dim) {
+    const auto elems = static_cast<std::size_t>(tokens * heads * dim);
+    CudaBuffer memory(elems * sizeof(bfloat16));
+    auto* const data = reinterpret_cast<bfloat16*>(memory.data());
+    ring_attention_bench::fill_normal<<<1024, 256, 0, site_.s>>>(data, elems,
+                                                                 ++seed_ + 1000u * static_cast<unsigned>(site_.rank()));
+    check_launch("fill_normal");
+    const TensorRef ref(data, {1, tokens, heads, dim}, CudaExecutor{}.device());
+    return {std::move(memory), ref};
+  }
+
+  void add(const Heads& heads, std::int64_t tokens, const char* pass, double flops, double pushed_us,
+           double exchanged_us, double alone_us, double bar) {
+    const std::string name = std::string(heads.name) + " " + std::to_string(tokens / 1024) + "k";
+    std::vector<comm_bench::Bar> bars;
+    if (bar > 0) {
+      bars.push_back({std::to_string(static_cast<int>(bar)) + " TFLOP/s", flops / bar / 1e6});
+      bars.push_back({"transfers removed / 0.93", alone_us / 0.93});
+    }
+    report_.add({name, std::string(pass) + " by copies", 0, pushed_us, 0, alone_us}, bars);
+    report_.line("%43s %.0f TFLOP/s; nothing transferred %.0f", "", flops / pushed_us / 1e6, flops / alone_us / 1e6);
+    report_.add({name, std::string(pass) + " by NCCL", 0, exchanged_us, 0, alone_us});
+  }
+
+  Site site_;
+  Report& report_;
+  unsigned seed_ = 1;
+};
+
+int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
+  Report report(world.rank() == 0, options.worker, options.json);
+  Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{12}) << 30);
+  report.title("ring attention, bf16, causal, two GPUs; floor: nothing transferred");
+  const Heads mha{"32/32 d128", 32, 32, 128, 128};
+  rank.run(mha, 16384, {540, 400});
+  if (!options.quick) {
+    rank.run(mha, 32768, {560, 440});
+    rank.run(mha, 65536, {580, 480});
+    for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
+                               Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
+      rank.run(heads, 32768, {});
+    }
+  }
+  if (world.rank() == 0)
+    std::printf("\n%s: %d of %d bars hold\n", options.worker.c_str(), report.bars() - report.missed(), report.bars());
+  return options.check && report.missed() > 0 ? 3 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return two_ranks::run("ring_attention_bench", argc, argv, {}, work);
+}
