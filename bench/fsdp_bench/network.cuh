@@ -83,7 +83,8 @@ inline Model experts(std::int64_t tokens) {
 /// Activations and products of one rank.
 class Network {
  public:
-  /// `gradient`: what weight gradients are written in. `sms`: what the backward pass's products are made for; 0: all.
+  /// `gradient`: what weight gradients are written in. `sms`: what the products of weight gradients are made for; 0:
+  /// all.
   Network(const Model& model, const Cublas& cublas, const fsdp::UnitLayout& layout, DType gradient, int sms = 0)
       : model_(model), gradient_(gradient) {
     const std::int64_t batch = model.experts, tokens = model.tokens;
@@ -99,7 +100,7 @@ class Network {
       w_t.is_transposed = y_t.is_transposed = true;
       if (gradient == DType::f32) dw.type = CUDA_R_32F;
       p.forward = std::make_unique<Gemm>(cublas, x, w_t, y, static_cast<int>(batch), 0);
-      p.input = std::make_unique<Gemm>(cublas, y, w, x, static_cast<int>(batch), sms);
+      p.input = std::make_unique<Gemm>(cublas, y, w, x, static_cast<int>(batch), 0);
       p.weight = std::make_unique<Gemm>(cublas, y_t, x, dw, static_cast<int>(batch), sms);
     }
     for (int u = 0; u < model.units; ++u) {

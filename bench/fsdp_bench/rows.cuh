@@ -33,7 +33,10 @@ class Rows {
     if (wants("models")) models();
     if (wants("sweep")) sweep();
     if (wants("replicas")) replica_steps();
-    if (!trace_.empty()) write_trace();
+    if (!trace_.empty()) {
+      write_trace(squares(8192), trace_);
+      write_trace(squares(16), trace_ + ".small");
+    }
     return is_right_;
   }
 
@@ -203,9 +206,10 @@ class Rows {
     step(model, "bf16 wire", {.gradient = DType::bf16}, {.absolute_us = 5000, .goal = 4400});
     shows_memory_ = false;
     step(model, "fp32 wire, prefetch 2", {.prefetch = 2});
-    step(model, "fp32 wire, all CTAs", {.reduce_ctas = 0});
-    step(model, "fp32 wire, 16 CTAs", {.reduce_ctas = 16});
-    step(model, "bf16 wire, 16 CTAs", {.gradient = DType::bf16, .reduce_ctas = 16});
+    for (const int ctas : {8, 12, 16, 24}) {
+      step(model, "fp32 wire, " + std::to_string(ctas) + " CTAs", {.reduce_ctas = ctas});
+      step(model, "bf16 wire, " + std::to_string(ctas) + " CTAs", {.gradient = DType::bf16, .reduce_ctas = ctas});
+    }
     step(model, "fp32 wire, collective", {.transport = Transport::collective});
     step(model, "fp32 wire, norm and AdamW", {.with_optimizer = true});
     step(model, "bf16 wire, norm and AdamW", {.gradient = DType::bf16, .with_optimizer = true});
@@ -235,8 +239,7 @@ class Rows {
     const Model model = squares(8192);
     for (const DType wire : {DType::f32, DType::bf16}) {
       for (const bool leaves_sms : {false, true}) {
-        for (const int ctas : {4, 8, 12, 16, 0}) {
-          if (leaves_sms && ctas == 0) continue;
+        for (const int ctas : {4, 8, 12, 16}) {
           step(model,
                std::string(wire == DType::f32 ? "fp32, " : "bf16, ") + std::to_string(ctas) + " CTAs" +
                    (leaves_sms ? ", left to them" : ""),
@@ -276,9 +279,9 @@ class Rows {
   }
 
   /// One step of the last of several, in which nothing is loaded any more.
-  void write_trace() {
+  void write_trace(const Model& model, const std::string& path) {
     auto trace = std::make_shared<Trace>();
-    Training<TracingExecutor> training(site_, cublas_, groups(), squares(8192), {},
+    Training<TracingExecutor> training(site_, cublas_, groups(), model, {},
                                        [&](const auto& streams) { return TracingExecutor(trace, streams.reduce); });
     for (int i = 0; i < 3; ++i) {
       site_.world.wait(site_.s);
@@ -287,7 +290,7 @@ class Rows {
       training.run_step(trace.get());
     }
     site_.world.wait(site_.s);
-    if (site_.rank() == 0) trace->write(trace_);
+    if (site_.rank() == 0) trace->write(path);
     site_.meet();
   }
 

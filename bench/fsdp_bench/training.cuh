@@ -28,7 +28,7 @@ struct Config {
   Transport transport = Transport::peer;
   int prefetch = 1;
   int reduce_ctas = fsdp::Options{}.reduce_ctas;
-  bool leaves_sms = false;  // products of the backward pass are made for what the sums leave
+  bool leaves_sms = false;  // products of weight gradients are made for what the sums leave
   bool with_optimizer = false;
 };
 

@@ -53,6 +53,7 @@ inline std::vector<Training> trainings(int ranks) {
     add({.ranks = ranks, .ep = 2, .micro_batches = 2, .steps = 3}, DType::bf16);
   }
   if (ranks % 4 == 0) add({.ranks = ranks, .ep = 2, .replicas = 2, .prefetch = 0, .micro_batches = 2});
+  if (ranks % 8 == 0) add({.ranks = ranks, .ep = 2, .replicas = 4, .micro_batches = 2}, DType::bf16);
   return cases;
 }
 
