@@ -1,5 +1,5 @@
-// The grouped products on any chip and for any type: tiles in shared memory, multiply-adds in the accumulator. For
-// checking, for float and double, and where the tensor cores' kernel cannot run.
+// The grouped products on any chip and for any type: tiles in shared memory, multiply-adds in the accumulator, mma.sync
+// for bf16. For float and double, and where the kernel of grouped_gemm.cuh cannot run.
 #pragma once
 
 #include <algorithm>
@@ -36,41 +36,27 @@ inline constexpr int portable_size = 64;      // rows and columns of a tile
 inline constexpr int portable_threads = 256;  // 4 x 4 sums each
 inline constexpr int portable_step = 16;      // of depth
 
+/// One step of both operands in shared memory, and the 16 sums of a thread: sums[i][j] is element (row(i, j), column(i,
+/// j)) of the tile.
 template <class T>
-struct PortableShared {
-  accumulator_t<T> a[portable_step][portable_size + 1], b[portable_step][portable_size + 1];
-};
-
-/// sums += a b^T for elements [k, k + depth) of rows `row` + [0, rows) and columns `column` + [0, columns).
-template <class T>
-__device__ void portable_multiply(accumulator_t<T> (&sums)[4][4], PortableShared<T>& shared, PortableOperand<T> a,
-                                  PortableOperand<T> b, std::int64_t row, std::int64_t rows, std::int64_t column,
-                                  std::int64_t columns, std::int64_t k, std::int64_t depth) {
+struct PortableStep {
   using Acc = accumulator_t<T>;
-  const int thread = static_cast<int>(threadIdx.x);
-  for (std::int64_t step = 0; step < depth; step += portable_step) {
-    for (int i = thread; i < portable_size * portable_step; i += portable_threads) {
-      // The contiguous axis runs fastest over the threads.
-      const auto fetch = [&](const PortableOperand<T>& from, Acc(&to)[portable_step][portable_size + 1],
-                             std::int64_t first, std::int64_t count) {
-        const bool k_runs = from.k_stride == 1;
-        const int x = k_runs ? i / portable_step : i % portable_size;
-        const int at = k_runs ? i % portable_step : i / portable_size;
-        const bool exists = x < count && step + at < depth;
-        to[at][x] =
-            exists ? static_cast<Acc>(from.data[(first + x) * from.stride + (k + step + at) * from.k_stride]) : Acc{0};
-      };
-      fetch(a, shared.a, row, rows);
-      fetch(b, shared.b, column, columns);
-    }
-    __syncthreads();
+  Acc a[portable_step][portable_size + 1], b[portable_step][portable_size + 1];
+
+  __device__ static void put(Acc (&to)[portable_step][portable_size + 1], int x, int k, T value) {
+    to[k][x] = static_cast<Acc>(value);
+  }
+  __device__ static int row(int i, int) { return static_cast<int>(threadIdx.x) / 16 + 16 * i; }
+  __device__ static int column(int, int j) { return static_cast<int>(threadIdx.x) % 16 + 16 * j; }
+
+  __device__ void multiply(Acc (&sums)[4][4]) const {
 #pragma unroll
-    for (int at = 0; at < portable_step; ++at) {
+    for (int k = 0; k < portable_step; ++k) {
       Acc left[4], right[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        left[i] = shared.a[at][thread / 16 + 16 * i];
-        right[i] = shared.b[at][thread % 16 + 16 * i];
+        left[i] = a[k][row(i, 0)];
+        right[i] = b[k][column(0, i)];
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -78,6 +64,62 @@ __device__ void portable_multiply(accumulator_t<T> (&sums)[4][4], PortableShared
         for (int j = 0; j < 4; ++j) sums[i][j] += left[i] * right[j];
       }
     }
+  }
+};
+
+/// Tensor cores: a warp has 16 rows and 32 columns, sums[i] are 8 of those.
+template <>
+struct PortableStep<bfloat16> {
+  static constexpr int pitch = portable_step + 8;  // spreads the rows that a warp reads over all banks
+  alignas(4) bfloat16 a[portable_size][pitch], b[portable_size][pitch];
+
+  __device__ static void put(bfloat16 (&to)[portable_size][pitch], int x, int k, bfloat16 value) { to[x][k] = value; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int first_row() { return static_cast<int>(threadIdx.x) / 64 * 16; }
+  __device__ static int first_column() { return static_cast<int>(threadIdx.x) / 32 % 2 * 32; }
+  __device__ static int row(int, int j) { return first_row() + lane() / 4 + j / 2 * 8; }
+  __device__ static int column(int i, int j) { return first_column() + 8 * i + lane() % 4 * 2 + j % 2; }
+  __device__ static std::uint32_t pair(const bfloat16 (&row)[pitch], int half) {
+    return *reinterpret_cast<const std::uint32_t*>(&row[lane() % 4 * 2 + 8 * half]);
+  }
+
+  __device__ void multiply(float (&sums)[4][4]) const {
+    const auto &upper = a[first_row() + lane() / 4], &lower = a[first_row() + lane() / 4 + 8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto& column = b[first_column() + 8 * i + lane() / 4];
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
+          : "r"(pair(upper, 0)), "r"(pair(lower, 0)), "r"(pair(upper, 1)), "r"(pair(lower, 1)), "r"(pair(column, 0)),
+            "r"(pair(column, 1)));
+    }
+  }
+};
+
+/// sums += a b^T for elements [k, k + depth) of rows `row` + [0, rows) and columns `column` + [0, columns).
+template <class T>
+__device__ void portable_multiply(accumulator_t<T> (&sums)[4][4], PortableStep<T>& shared, PortableOperand<T> a,
+                                  PortableOperand<T> b, std::int64_t row, std::int64_t rows, std::int64_t column,
+                                  std::int64_t columns, std::int64_t k, std::int64_t depth) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (std::int64_t step = 0; step < depth; step += portable_step) {
+    for (int i = thread; i < portable_size * portable_step; i += portable_threads) {
+      // The contiguous axis runs fastest over the threads.
+      const auto fetch = [&](const PortableOperand<T>& from, auto& to, std::int64_t first, std::int64_t count) {
+        const bool k_runs = from.k_stride == 1;
+        const int x = k_runs ? i / portable_step : i % portable_size;
+        const int at = k_runs ? i % portable_step : i / portable_size;
+        const bool exists = x < count && step + at < depth;
+        PortableStep<T>::put(
+            to, x, at,
+            exists ? from.data[(first + x) * from.stride + (k + step + at) * from.k_stride] : static_cast<T>(0.0f));
+      };
+      fetch(a, shared.a, row, rows);
+      fetch(b, shared.b, column, columns);
+    }
+    __syncthreads();
+    shared.multiply(sums);
     __syncthreads();
   }
 }
@@ -89,7 +131,7 @@ __device__ Acc exact_sigmoid(Acc x) {
 
 /// One tile of an expert: rows [row, row + rows) of the row arrays, or of its matrix.
 template <Grouped Op, class T>
-__device__ void portable_tile(const PortableArguments<T>& args, PortableShared<T>& shared, int expert, std::int64_t row,
+__device__ void portable_tile(const PortableArguments<T>& args, PortableStep<T>& shared, int expert, std::int64_t row,
                               std::int64_t rows, std::int64_t k, std::int64_t depth) {
   using Acc = accumulator_t<T>;
   constexpr bool is_matrix = Op == Grouped::weight_gradient;
@@ -108,7 +150,7 @@ __device__ void portable_tile(const PortableArguments<T>& args, PortableShared<T
   }
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) {
-      const int r = static_cast<int>(threadIdx.x) / 16 + 16 * i, c = static_cast<int>(threadIdx.x) % 16 + 16 * j;
+      const int r = PortableStep<T>::row(i, j), c = PortableStep<T>::column(i, j);
       if (r >= rows || c >= columns) continue;
       const std::int64_t at = (row + r) * args.columns + column + c;
       if constexpr (is_matrix) {
@@ -135,7 +177,7 @@ __device__ void portable_tile(const PortableArguments<T>& args, PortableShared<T
 template <Grouped Op, class T>
 PLEAT_KERNEL void __launch_bounds__(portable_threads)
     portable_grouped_kernel(const __grid_constant__ PortableArguments<T> args) {
-  __shared__ PortableShared<T> shared;
+  __shared__ PortableStep<T> shared;
   if constexpr (Op == Grouped::weight_gradient) {
     const int expert = static_cast<int>(blockIdx.z);
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * portable_size, first = args.offsets[expert];
