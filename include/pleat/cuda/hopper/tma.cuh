@@ -14,8 +14,13 @@
 namespace pleat::inline v0::hopper {
 
 /// How the 16-byte pieces of a box's rows lie in shared memory. `b128`: rows of 128 bytes, and piece i of row r lies at
-/// i ^ (r % 8); the box starts at a multiple of 1024 bytes. This is what the descriptors of wgmma.cuh read.
-enum class Swizzle { none = CU_TENSOR_MAP_SWIZZLE_NONE, b128 = CU_TENSOR_MAP_SWIZZLE_128B };
+/// i ^ (r % 8); the box starts at a multiple of 1024 bytes. This is what the descriptors of wgmma.cuh read. `b64`: rows
+/// of 64 bytes, i ^ (r / 2 % 4), 512 bytes.
+enum class Swizzle {
+  none = CU_TENSOR_MAP_SWIZZLE_NONE,
+  b64 = CU_TENSOR_MAP_SWIZZLE_64B,
+  b128 = CU_TENSOR_MAP_SWIZZLE_128B
+};
 
 /// A tensor in device memory as the copy engine sees it: axes from the contiguous one outwards, cut into boxes. Parts
 /// of a box outside the tensor are loaded as 0 and not stored.
@@ -159,6 +164,13 @@ __device__ inline void add(const CUtensorMap& map, const void* from, int x0, int
           &map),
       "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
       : "memory");
+}
+/// Copies `bytes`, a multiple of 16 between addresses that are, from shared to device memory, a peer's too; rules as of
+/// `store`.
+__device__ inline void store_bytes(void* to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
 }
 /// Adds `bytes` of floats, a multiple of 16 between addresses that are, to device memory; rules as of `store`.
 __device__ inline void add_floats(float* to, const float* from, std::uint32_t bytes) {
