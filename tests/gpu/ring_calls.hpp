@@ -71,14 +71,18 @@ class RankRows {
 };
 
 /// All ranks of `world`, the cp group, call. `calls` pairs of forward and backward follow each other without a wait;
-/// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`.
+/// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`. `places`: the plan knows
+/// nothing of the packed documents; each forward is given them.
 template <class Backend, class T, class MakeExecutor>
 void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, const oracle::Inputs& in,
-              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all, int max_ctas = 0) {
+              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all, int max_ctas = 0,
+              bool places = false) {
   using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   constexpr DeviceKind device = device_kind<typename Backend::comm_type::device_type>;
-  const ring::Plan plan = ring_plan(p, world.size(), dtype_of<T>, transport, max_ctas);
+  oracle::Problem planned = p;
+  if (places) planned.cu_seqlens = {0, p.tokens};
+  const ring::Plan plan = ring_plan(planned, world.size(), dtype_of<T>, transport, max_ctas);
   const Footprint need = plan.footprint();
   const TokenSpans& mine = plan.spans[static_cast<std::size_t>(world.rank())];
   const std::int64_t tokens = mine.tokens();
@@ -142,11 +146,19 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
         plan, executor, group,
         Memory<Arena>{scratch.block(), persistent.block(), {staging.data(), staging.size()}, arena ? &*arena : nullptr},
         s.compute);
+    const ring::Work documents = places ? plan.documents(p.cu_seqlens) : ring::Work();
+    std::vector<std::byte> packing(documents.placed_bytes());
+    const Buffer placed(std::max<std::size_t>(1, packing.size()));
     for (int call = 0; call < calls; ++call) {
       executor.copy(out.data(), poison.data(), std::min(out.bytes(), poison.bytes()), s.compute);
       executor.copy(dqkv.data(), poison.data(), dqkv.bytes(), s.compute);
       ring::Saved saved(Block{lse.data(), need.saved});
-      op.forward(s, q, k, v, outs, saved);
+      if (places) {
+        op.forward(s, op.place(documents, {packing.data(), packing.size()}, placed.block(), s.compute), q, k, v, outs,
+                   saved);
+      } else {
+        op.forward(s, q, k, v, outs, saved);
+      }
       op.backward(s, douts, saved, dq, dk, dv);
     }
     world.wait(s.compute);

@@ -84,7 +84,7 @@ void check_lse(const std::vector<double>& got, const std::vector<double>& want) 
 struct Variation {
   Transport transport = Transport::collective;
   int max_ctas = 0, calls = 1;
-  bool has_delays = false;
+  bool has_delays = false, places = false;  // places: documents are given to forward, not to the plan
 };
 
 template <class Backend, class T>
@@ -97,8 +97,11 @@ class Checks {
     const std::vector<Outputs> first = results({});
     double worst = 0;
     for (std::size_t i = 0; i < asked_.size(); ++i) worst = std::max(worst, check(i, first[i]));
-    std::vector<Variation> variations{
-        {Transport::peer}, {Transport::collective, 5, 2, true}, {Transport::peer, 17, 3, true}};
+    std::vector<Variation> variations{{Transport::peer},
+                                      {Transport::collective, 5, 2, true},
+                                      {Transport::peer, 17, 3, true},
+                                      {Transport::peer, 0, 2, true, true},
+                                      {Transport::collective, 0, 1, false, true}};
     for (int i = 0; i < testing_support::repeats(10); ++i) {
       variations.push_back(
           {i % 2 == 0 ? Transport::peer : Transport::collective, i % 3 == 0 ? 0 : 1 + i, 1 + i % 3, true});
@@ -127,7 +130,7 @@ class Checks {
                               : DelayingExecutor();
         };
         templates_testing::run_ring<Backend, T>(world, asked_[i].problem, asked_[i].in, v.transport, v.calls, executor,
-                                                got[i], v.max_ctas);
+                                                got[i], v.max_ctas, v.places && !asked_[i].problem.cu_seqlens.empty());
       }
     });
     return got;
