@@ -134,7 +134,7 @@ class Bench {
       const int ctas = sum_ctas[i];
       if (ctas != 0 && bytes > most_sum_bytes) continue;
       std::vector<Bar> limits;
-      if (bytes >= mib && ctas == pleat::ctas_of({pleat::TransferTable{}.sums}, bytes)) {
+      if (bytes >= mib && ctas == pleat::ctas_of(pleat::TransferTable{}.sums, bytes)) {
         limits.push_back({"1.10 floor", 1.10 * floor_us});
       }
       const std::string way = ctas == 0 ? "peer, streams meet" : "peer, " + std::to_string(ctas) + " CTAs";

@@ -87,7 +87,7 @@ class PeerOperations {
   static pleat::PeerReduceScatterPlan sums_plan(int ctas, std::size_t most_block_bytes) {
     return pleat::plan_peer_reduce_scatter<pleat::MappedSums>(
         ranks, (ctas == 0 ? most_block_bytes : most_sum_bytes) / 4, DType::f32,
-        {.sums = {ctas == 0 ? 0 : most_sum_bytes, ctas}});
+        {.sums = {{{ctas == 0 ? 0 : most_sum_bytes, ctas}}}});
   }
   template <class Kernels, class Op, class Plan>
   Bound<Op> bind(const Plan& plan) const {

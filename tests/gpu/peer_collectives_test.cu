@@ -22,7 +22,7 @@ using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, MappedPeers, pleat::M
 constexpr std::size_t most_bytes = std::size_t{128} << 10;
 constexpr pleat::TransferTable table{.stores = {{{std::size_t{1} << 10, 1}, {std::size_t{16} << 10, 4}}},
                                      .beside_bytes = std::size_t{48} << 10,
-                                     .sums = {std::size_t{32} << 10, 5}};
+                                     .sums = {{{std::size_t{4} << 10, 2}, {std::size_t{32} << 10, 5}}}};
 
 /// Byte `i` of what rank `from` brings to call `call`.
 __device__ std::uint8_t pattern(int from, std::uint32_t call, std::size_t i) {

@@ -27,7 +27,7 @@ struct PeerReduceScatterPlan {
   int ranks = 1;
   std::size_t block_elems = 0;  // the largest number a rank keeps
   DType wire = DType::f32;
-  KernelStep sums = {};  // which kernels make
+  KernelSteps sums = {};  // those of the table that blocks need
   int sum_channels = 0;
   std::size_t sum_persistent_bytes = 0;
 
@@ -51,7 +51,7 @@ struct PeerReduceScatterPlan {
 constexpr void append_to(Message& message, const PeerReduceScatterPlan& p) {
   message.append("peer reduce-scatter ranks=").append(p.ranks).append(" block_elems=").append(p.block_elems);
   message.append(" wire=").append(name_of(p.wire)).append(" sums=");
-  append_to(message, KernelSteps{p.sums});
+  append_to(message, p.sums);
 }
 
 /// The plan for ranks that keep at most `block_elems` elements. `Sums`: the peers' kernels, MappedSums where each rank
@@ -61,10 +61,10 @@ constexpr PeerReduceScatterPlan plan_peer_reduce_scatter(int ranks, std::size_t 
                                                          const TransferTable& table = {}) {
   PeerReduceScatterPlan plan{.ranks = ranks, .block_elems = block_elems, .wire = wire};
   if constexpr (Sums::exist) {
-    if (ranks > 1) plan.sums = steps_up_to({table.sums}, block_elems * size_bytes(wire))[0];
-    if (plan.sums.ctas > 0) {
+    if (ranks > 1) plan.sums = steps_up_to(table.sums, block_elems * size_bytes(wire));
+    if (const int ctas = most_ctas(plan.sums); ctas > 0) {
       plan.sum_channels = Sums::channels;
-      plan.sum_persistent_bytes = Sums::persistent_bytes(ranks, plan.sums.ctas);
+      plan.sum_persistent_bytes = Sums::persistent_bytes(ranks, ctas);
     }
   }
   return plan;
@@ -91,8 +91,8 @@ class PeerReduceScatter {
     Carver memory(Block{peers_.base(peers_.rank()), plan_.footprint().symmetric});
     inputs_ = plan_.carve(memory);
     if constexpr (Sums::exist) {
-      if (plan_.sums.ctas > 0) {
-        sums_.emplace(peers_, PeerReduceScatterPlan::stream_channels, plan_.sums.ctas, persistent, deadline, s);
+      if (const int ctas = most_ctas(plan_.sums); ctas > 0) {
+        sums_.emplace(peers_, PeerReduceScatterPlan::stream_channels, ctas, persistent, deadline, s);
       }
     }
   }
@@ -118,8 +118,8 @@ class PeerReduceScatter {
     const std::byte* const mine =
         inputs_[static_cast<std::size_t>(slot)] + static_cast<std::size_t>(peers_.rank()) * bytes;
     if constexpr (Sums::exist) {
-      if (sums_ && bytes <= plan_.sums.up_to_bytes) {
-        return sums_->add(out, out_dtype, mine, plan_.wire, elems, accumulate, s);
+      if (const int ctas = ctas_of(plan_.sums, bytes); ctas > 0) {
+        return sums_->add(out, out_dtype, mine, plan_.wire, elems, accumulate, ctas, s);
       }
     }
     meet(slot, s);

@@ -81,21 +81,25 @@ __device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
 /// A grid goes on when the kernel of the same call runs on every rank: there, what stood before it on its stream is
 /// done, and the end of a stream's work has made it visible. That needs no release, which takes more than a
 /// microsecond. Nothing of these kernels themselves is ordered. All threads of every CTA call it, once and first of
-/// all; the grids of all calls have as many CTAs as `signals` has slots. The first CTA signals, on the flag of the
-/// first slot, and waits for nothing before; so the CTAs need not be resident all at once. False, for all threads,
-/// after a time-out.
+/// all, in a grid of the same size on every rank, at most as many CTAs as `signals` has slots. The first CTA signals,
+/// on the flag of the first slot, and waits for nothing before; so the CTAs need not be resident all at once. False,
+/// for all threads, after a time-out.
 __device__ inline bool device_meet(const DeviceSignals& signals) {
   const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
-  std::uint64_t* const counts =
-      signals.awaited + static_cast<std::size_t>(blockIdx.x) * static_cast<std::size_t>(signals.ranks);
+  const int slot = static_cast<int>(blockIdx.x);
+  const auto count = [&](int of_slot, int peer) -> std::uint64_t& {
+    return signals.awaited[static_cast<std::size_t>(of_slot) * static_cast<std::size_t>(signals.ranks) +
+                           static_cast<std::size_t>(peer)];
+  };
   for (int peer = first; peer < signals.ranks; peer += step) {
-    ++counts[peer];
-    if (blockIdx.x == 0 && peer != signals.rank) detail::store_relaxed(signals.links[peer].outgoing, counts[peer]);
+    // Also for the CTAs that only larger grids have.
+    for (int of = slot; of < signals.slots; of += static_cast<int>(gridDim.x)) ++count(of, peer);
+    if (slot == 0 && peer != signals.rank) detail::store_relaxed(signals.links[peer].outgoing, count(slot, peer));
   }
   bool has_met = true;
   for (int peer = first; peer < signals.ranks; peer += step) {
     if (peer == signals.rank) continue;
-    has_met = detail::await_count(signals, signals.links[peer].incoming, counts[peer], peer, 0) && has_met;
+    has_met = detail::await_count(signals, signals.links[peer].incoming, count(slot, peer), peer, 0) && has_met;
   }
   return __syncthreads_and(has_met) != 0;
 }

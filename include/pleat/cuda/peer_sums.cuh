@@ -50,11 +50,11 @@ class MappedSums {
     return memory.used_bytes();
   }
 
-  /// For kernels of `ctas` CTAs. Takes `channels` channels of the window from `first_channel` on. Waits for `s`.
-  /// Errors: C20, T02.
+  /// For kernels of at most `ctas` CTAs. Takes `channels` channels of the window from `first_channel` on. Waits for
+  /// `s`. Errors: C20, T02.
   MappedSums(const MappedPeers& peers, int first_channel, int ctas, Block persistent,
              std::chrono::milliseconds deadline, cudaStream_t s)
-      : ctas_(static_cast<unsigned>(ctas)), own_window_(peers.base(peers.rank())) {
+      : own_window_(peers.base(peers.rank())) {
     Carver memory(persistent);
     signals_ = bind_device_signals(peers, first_channel, ctas, memory, deadline, s);
     windows_ = memory.take<const std::byte*>(static_cast<std::size_t>(peers.size()));
@@ -74,16 +74,16 @@ class MappedSums {
   /// As core_leaf's sum_ranks, of the terms that lie where `mine` is in this rank's window, when the peers' streams
   /// have come to the same call. Errors: shape_error T01; C20.
   void add(void* out, DType out_dtype, const std::byte* mine, DType part_dtype, std::size_t elems, bool accumulate,
-           cudaStream_t s) const {
+           int ctas, cudaStream_t s) const {
     dispatch_dtype(FloatTypes{}, out_dtype, [&](auto out_type) {
       dispatch_dtype(FloatTypes{}, part_dtype, [&](auto part_type) {
         using Out = typename decltype(out_type)::type;
         using Part = typename decltype(part_type)::type;
         constexpr int width = detail::sum_width<Out, Part>;
         const bool packs = detail::is_packable<Out>(out, width) && detail::is_packable<Part>(mine, width);
-        launch_early(detail::meet_and_sum_kernel<Out, Part>, "meet_and_sum_kernel", ctas_, detail::leaf_threads,
-                     shared_bytes(), s, signals_, windows_, mine - own_window_, static_cast<Out*>(out),
-                     packs ? elems / width : 0, elems, accumulate);
+        launch_early(detail::meet_and_sum_kernel<Out, Part>, "meet_and_sum_kernel", static_cast<unsigned>(ctas),
+                     detail::leaf_threads, shared_bytes(), s, signals_, windows_, mine - own_window_,
+                     static_cast<Out*>(out), packs ? elems / width : 0, elems, accumulate);
       });
     });
   }
@@ -98,7 +98,6 @@ class MappedSums {
   }
   std::size_t shared_bytes() const { return static_cast<std::size_t>(signals_.ranks) * sizeof(const std::byte*); }
 
-  unsigned ctas_;
   const std::byte* own_window_;
   DeviceSignals signals_{};
   const std::byte** windows_ = nullptr;  // [ranks] in device memory

@@ -21,7 +21,7 @@ using conformance::Bytes;
 using conformance::require;
 using testing_support::JitterExecutor;
 
-constexpr TransferTable small_table{.sums = {300, 3}};
+constexpr TransferTable small_table{.sums = {{{40, 2}, {300, 3}}}};
 
 /// What MappedSums does, on host memory.
 class FakeSums {
@@ -35,9 +35,9 @@ class FakeSums {
     require(ctas == 3, "CTAs of the plan");
     require(persistent.size_bytes == persistent_bytes(peers.size(), ctas), "memory of the plan");
   }
-  void add(void* out, DType out_dtype, const std::byte* mine, DType wire, std::size_t elems, bool accumulate,
+  void add(void* out, DType out_dtype, const std::byte* mine, DType wire, std::size_t elems, bool accumulate, int ctas,
            HostStream s) {
-    require(elems * size_bytes(wire) <= 300, "larger sums are left to the streams");
+    require(ctas == (elems * size_bytes(wire) <= 40 ? 2 : 3), "CTAs of the step");
     std::vector<const void*> terms;
     for (int r = 0; r < peers_->size(); ++r) terms.push_back(peers_->base(r) + (mine - peers_->base(peers_->rank())));
     for (int i = 1; i < peers_->size(); ++i) peers_->signal((peers_->rank() + i) % peers_->size(), channel_, s);
@@ -125,7 +125,8 @@ TEST_CASE("the plan of a reduce-scatter; C30 for calls out of order") {
   const PeerReduceScatterPlan kernels = plan_peer_reduce_scatter<FakeSums>(2, 40, DType::f32, small_table);
   CHECK(kernels.footprint() == Footprint{.symmetric = 2 * 384, .persistent = 6, .channels = 4});
   CHECK(kernels.channels() == plan.channels() + 1);
-  CHECK(std::string(message_of(kernels).c_str()) == "peer reduce-scatter ranks=2 block_elems=40 wire=f32 sums=160:3");
+  CHECK(std::string(message_of(kernels).c_str()) ==
+        "peer reduce-scatter ranks=2 block_elems=40 wire=f32 sums=40:2,160:3");
   CHECK(plan_peer_reduce_scatter<FakeSums>(1, 40, DType::f32, small_table).channels() == plan.channels());
   const GroupComm<ThreadComm> alone;
   HostArena arena(alone, 4096);
