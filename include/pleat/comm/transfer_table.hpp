@@ -52,12 +52,7 @@ constexpr void append_to(Message& message, const KernelSteps& steps) {
 /// that stores to its peers and signals itself takes some of them and saves the start. Window memory is kept for two
 /// results of the largest step beside those of copies.
 struct TransferTable {
-  KernelSteps stores = {{{std::size_t{16} << 10, 1},
-                         {std::size_t{64} << 10, 4},
-                         {std::size_t{256} << 10, 16},
-                         {std::size_t{4} << 20, 32},
-                         {std::size_t{8} << 20, 64},
-                         {std::size_t{32} << 20, 132}}};
+  KernelSteps stores = {{{std::size_t{16} << 10, 4}, {std::size_t{4} << 20, 32}, {std::size_t{32} << 20, 64}}};
   /// From here on a copied result's own block is copied beside the transfers, on the other stream.
   std::size_t beside_bytes = std::size_t{1} << 20;
   /// Sums of blocks of wire bytes; larger ones leave the meeting to the streams, which wait without a multiprocessor.
