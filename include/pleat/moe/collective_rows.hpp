@@ -12,7 +12,7 @@
 
 namespace pleat::inline v0::moe {
 
-/// The transport of Transport::collective; the interface is that of PeerRows. Both ways share one pair of buffers.
+/// The row_transport of Transport::collective. Both ways share one pair of buffers.
 template <executor Executor, communicator Comm>
 class CollectiveRows {
  public:

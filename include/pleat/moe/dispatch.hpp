@@ -9,6 +9,7 @@
 #include <pleat/moe/collective_rows.hpp>
 #include <pleat/moe/operand.hpp>
 #include <pleat/moe/peer_rows.hpp>
+#include <pleat/moe/row_transport.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -169,11 +170,11 @@ class Dispatch {
     return plan;
   }
 
-  /// One transfer: `write` the rows I send, then `read` those that came.
+  /// One exchange: `write` the rows I send, then `read` those that came.
   template <class Write, class Read>
   void exchange(RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
     std::visit(
-        [&](auto& transport) {
+        [&](row_transport auto& transport) {
           write(transport.open(row_kind, saved, s));
           read(transport.deliver(row_kind, saved, s));
           transport.release(row_kind, s);

@@ -9,7 +9,7 @@
 
 namespace pleat::inline v0::moe {
 
-/// The transport of Transport::peer. A source can send at most max_tokens rows, so the window [source][slot] cannot
+/// The row_transport of Transport::peer. A source can send at most max_tokens rows, so the window [source][slot] cannot
 /// overflow and a row never waits for counts; whoever writes the rows writes these beside them. Each way has a window
 /// and two credits: *free* (you may write my window) and *full* (I have written yours).
 template <executor Executor, peer_access Peers>

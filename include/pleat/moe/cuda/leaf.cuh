@@ -9,7 +9,7 @@
 #include <pleat/moe/cuda/plan.cuh>
 #include <pleat/moe/cuda/routing.cuh>
 #include <pleat/moe/cuda/rows.cuh>
-#include <pleat/moe/leaf.hpp>
+#include <pleat/moe/leaf_concepts.hpp>
 
 namespace pleat::inline v0 {
 
@@ -20,14 +20,15 @@ struct CudaRowLeaf {
   static void preload() {
     for_each_unit([](auto unit) {
       using Unit = typename decltype(unit)::type;
-      preload_kernel(pack_kernel<Unit>, "pack_kernel");
-      preload_kernel(expand_kernel<Unit>, "expand_kernel");
+      prepare<Unit>(pack_kernel<Unit>, "pack_kernel");
+      prepare<Unit>(expand_kernel<Unit>, "expand_kernel");
     });
     for_each_type(FloatTypes{}, [](auto type) {
       using T = typename decltype(type)::type;
       const auto load = []<int Width>(std::integral_constant<int, Width>) {
-        preload_kernel(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
-        preload_kernel(sum_experts_kernel<T, Width>, "sum_experts_kernel");
+        using Packed = pleat::detail::Pack<T, Width>;
+        prepare<Packed>(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
+        prepare<Packed>(sum_experts_kernel<T, Width>, "sum_experts_kernel");
         preload_kernel(sum_sources_kernel<T, Width>, "sum_sources_kernel");
       };
       load(std::integral_constant<int, width<T>>{});
@@ -39,8 +40,9 @@ struct CudaRowLeaf {
                    const void* weights, const DispatchRecord& r, const RowTable& out, cudaStream_t s) {
     by_unit(are_wide(plan, x), [&](auto unit) {
       using Unit = typename decltype(unit)::type;
-      pack_kernel<Unit><<<grid(plan, tokens), row_threads, 0, s>>>(plan, tokens, static_cast<const std::byte*>(x), ids,
-                                                                   static_cast<const std::uint32_t*>(weights), r, out);
+      prepare<Unit>(pack_kernel<Unit>, "pack_kernel");
+      pack_kernel<Unit><<<grid(plan, tokens), row_threads, ring_bytes<Unit>, s>>>(
+          plan, tokens, static_cast<const std::byte*>(x), ids, static_cast<const std::uint32_t*>(weights), r, out);
       check_launch("pack_kernel");
     });
   }
@@ -48,7 +50,8 @@ struct CudaRowLeaf {
   static void expand(const DispatchPlan& plan, const RowTable& in, const DispatchRecord& r, cudaStream_t s) {
     by_unit(are_wide(plan), [&](auto unit) {
       using Unit = typename decltype(unit)::type;
-      expand_kernel<Unit><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(plan, in, r);
+      prepare<Unit>(expand_kernel<Unit>, "expand_kernel");
+      expand_kernel<Unit><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Unit>, s>>>(plan, in, r);
       check_launch("expand_kernel");
     });
   }
@@ -56,7 +59,9 @@ struct CudaRowLeaf {
   static void expand_gradient(const DispatchPlan& plan, const RowTable& in, const void* out, const DispatchRecord& r,
                               void* dout, cudaStream_t s) {
     by_type(plan, are_wide(plan, out, dout), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
-      expand_gradient_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(
+      using Packed = pleat::detail::Pack<T, Width>;
+      prepare<Packed>(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
+      expand_gradient_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Packed>, s>>>(
           plan, in, static_cast<const T*>(out), r, static_cast<T*>(dout));
       check_launch("expand_gradient_kernel");
     });
@@ -65,7 +70,9 @@ struct CudaRowLeaf {
   static void sum_experts(const DispatchPlan& plan, const void* expert_rows, bool weighted, const DispatchRecord& r,
                           const RowTable& out, cudaStream_t s) {
     by_type(plan, are_wide(plan, expert_rows), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
-      sum_experts_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(
+      using Packed = pleat::detail::Pack<T, Width>;
+      prepare<Packed>(sum_experts_kernel<T, Width>, "sum_experts_kernel");
+      sum_experts_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Packed>, s>>>(
           plan, static_cast<const T*>(expert_rows), weighted, r, out);
       check_launch("sum_experts_kernel");
     });
@@ -87,8 +94,17 @@ struct CudaRowLeaf {
   template <class T>
   static constexpr int width = static_cast<int>(16 / sizeof(T));
 
+  /// Loads the kernel and lets it have its rings, on the current device.
+  template <class Packed, class Kernel>
+  static void prepare(Kernel* kernel, const char* name) {
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    ring_bytes<Packed>),
+               name);
+  }
+
   /// A warp per row; no more CTAs than fill the largest chips twice.
   static unsigned grid(const DispatchPlan& plan, std::int64_t rows) {
+    constexpr int row_warps = row_threads / 32;
     constexpr std::int64_t most = 264;
     const std::int64_t limit = plan.options.max_ctas > 0 ? std::min<std::int64_t>(plan.options.max_ctas, most) : most;
     return static_cast<unsigned>(std::clamp<std::int64_t>((rows + row_warps - 1) / row_warps, 1, limit));
@@ -136,5 +152,6 @@ struct moe_leaf<cuda_device> : moe::detail::CudaRouterLeaf,
     moe::detail::CudaExpertLeaf::preload();
   }
 };
+static_assert(moe::moe_leaves<moe_leaf<cuda_device>, cudaStream_t>);
 
 }  // namespace pleat::inline v0

@@ -1,68 +1,25 @@
-// The kernels that move rows: a warp per row, 16 bytes per lane, straight into the windows of the peers.
+// The kernels that move rows: a warp per row, straight into the windows of the peers.
 #pragma once
 
 #include <cstdint>
 
 #include <pleat/core/dtype.hpp>
 #include <pleat/cuda/rank_parts.cuh>
-#include <pleat/moe/cuda/warp.cuh>
+#include <pleat/moe/cuda/row_ring.cuh>
+#include <pleat/moe/cuda/row_walk.cuh>
 #include <pleat/moe/dispatch_plan.hpp>
 
 namespace pleat::inline v0::moe::detail {
 
-inline constexpr int row_threads = 512;
-inline constexpr int row_warps = row_threads / 32;
+/// Whether rows of such packs go through rings of shared memory: where the device has the copy engine for them.
+template <class Packed>
+inline constexpr bool goes_by_ring = hopper::is_target && sizeof(Packed) == 16;
 
-/// This warp among those of the grid, and how many there are.
-struct WarpOfGrid {
-  std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * row_warps + threadIdx.x / 32;
-  std::int64_t count = static_cast<std::int64_t>(gridDim.x) * row_warps;
-};
+/// What a kernel needs for it; other widths need nothing.
+template <class Packed>
+inline constexpr int ring_bytes = sizeof(Packed) == 16 ? RowRing::shared_bytes : 0;
 
-/// Calls f(source, slot, number) for this warp's share of the rows that came; neighbours take rows of different
-/// sources, so that all links are busy at once.
-template <class F>
-__device__ void each_received_row(const DispatchPlan& plan, const DispatchRecord& r, const F& f) {
-  const WarpOfGrid warp;
-  for (std::int64_t i = warp.index; i < plan.max_received(); i += warp.count) {
-    const std::int64_t slot = i / plan.ranks;
-    const int source = static_cast<int>(i - slot * plan.ranks);
-    if (slot < r.recv_counts[source]) f(source, slot, source * plan.shape.max_tokens + slot);
-  }
-}
-
-/// Up to 32 entries of a row, one per lane: longer lists go piece by piece.
-template <class Value>
-struct LaneList {
-  int count = 0;  ///< of all lanes
-  Value value{};  ///< of this lane
-
-  __device__ Value of_lane(int i) const {
-    static_assert(sizeof(Value) % 4 == 0);
-    Value other;
-    const auto* from = reinterpret_cast<const std::uint32_t*>(&value);
-    auto* to = reinterpret_cast<std::uint32_t*>(&other);
-#pragma unroll
-    for (int w = 0; w < static_cast<int>(sizeof(Value) / 4); ++w) to[w] = __shfl_sync(whole_warp, from[w], i);
-    return other;
-  }
-};
-/// The entries [first, first + 32) of a list of at most `length` that the first for which `exists` is false ends.
-template <class Value, class Load, class Exists>
-__device__ LaneList<Value> load_list(int first, int length, const Load& load, const Exists& exists) {
-  LaneList<Value> list;
-  const int at = first + lane_of_thread();
-  bool ends = true;
-  if (at < length) {
-    list.value = load(at);
-    ends = !exists(list.value);
-  }
-  const unsigned ended = __ballot_sync(whole_warp, ends);
-  list.count = ended == 0 ? 32 : __ffs(static_cast<int>(ended)) - 1;
-  return list;
-}
-
-/// Copies `units` to each of `count` places; a lane has `Batch` units in flight.
+/// Copies `units` to each of `count` places; a lane has `batch` units in flight.
 template <class Unit, class To>
 __device__ void copy_row(const Unit* from, std::int64_t units, int count, const To& to) {
   constexpr int batch = 8;
@@ -82,8 +39,39 @@ __device__ void copy_row(const Unit* from, std::int64_t units, int count, const 
   }
 }
 
-inline __device__ std::int64_t payload_bytes_of(const DispatchPlan& plan) {
-  return plan.shape.hidden * static_cast<std::int64_t>(size_bytes(plan.shape.dtype));
+/// Copies the rows of a cursor to the places on their lists: `list_of(rows, first)` has up to 32 of them from `first`
+/// on, of which there are at most `longest`, and `place(value)` is where a row goes. `begin(rows, list)` runs once per
+/// row and part of its list.
+template <class Unit, class Rows, class ListOf, class Place, class Begin>
+__device__ void fan_out(const Rows& rows, std::int64_t row_bytes, int longest, const ListOf& list_of,
+                        const Place& place, const Begin& begin) {
+  if constexpr (goes_by_ring<Unit>) {
+    extern __shared__ __align__(128) std::byte ring_memory[];
+    __shared__ hopper::Barrier barriers[RowRing::warps * RowRing::stages];
+    RowRing ring(ring_memory, barriers);
+    const RowPieces<Rows> pieces(rows, row_bytes);
+    ring.run(pieces, pieces, [&](const RowPieces<Rows>& piece, const std::byte* stage) {
+      for (int first = 0; first < longest; first += 32) {
+        const auto list = list_of(piece.rows(), first);
+        if (piece.offset() == 0) begin(piece.rows(), list);
+        if (lane_of_thread() < list.count) {
+          hopper::store_bytes(place(list.value) + piece.offset(), stage, piece.bytes());
+        }
+        if (list.count < 32) break;
+      }
+      hopper::commit_stores();
+    });
+  } else {
+    for (Rows row = rows; row.exists(); row.advance()) {
+      for (int first = 0; first < longest; first += 32) {
+        const auto list = list_of(row, first);
+        begin(row, list);
+        copy_row(reinterpret_cast<const Unit*>(row.source()), row_bytes / static_cast<int>(sizeof(Unit)), list.count,
+                 [&](int i) { return reinterpret_cast<Unit*>(place(list.of_lane(i))); });
+        if (list.count < 32) break;
+      }
+    }
+  }
 }
 
 /// With ids, each row has a header, and the counts go beside the rows.
@@ -95,34 +83,25 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
   if (ids != nullptr && out.counts != nullptr && blockIdx.x == 0) {
     for (int p = threadIdx.x; p < plan.ranks; p += row_threads) *out.counts[p] = r.send_counts[p];
   }
-  const std::int64_t row_bytes = payload_bytes_of(plan);
   const int weight_words = static_cast<int>(plan.ids_offset_bytes() / 4), k = plan.shape.k;
-  const WarpOfGrid warp;
-  for (std::int64_t t = warp.index; t < tokens; t += warp.count) {
-    const SentRow* const sent = r.sent + t * plan.max_sends();
-    for (int first = 0; first < plan.max_sends(); first += 32) {
-      const auto list = load_list<SentRow>(
-          first, plan.max_sends(), [&](int i) { return sent[i]; }, [](SentRow row) { return row.rank >= 0; });
-      for (int word = lane_of_thread(); word - lane_of_thread() <= weight_words + k && ids != nullptr; word += 32) {
-        const bool exists = word <= weight_words + k;
-        std::uint32_t value = static_cast<std::uint32_t>(t);
-        if (exists && word < weight_words) value = weights[t * weight_words + word];
-        if (exists && word >= weight_words && word < weight_words + k) {
-          value = static_cast<std::uint32_t>(ids[t * k + word - weight_words]);
-        }
-        for (int i = 0; i < list.count; ++i) {
-          const SentRow row = list.of_lane(i);
-          if (exists) reinterpret_cast<std::uint32_t*>(out.header(row.rank, row.slot))[word] = value;
-        }
+  const auto write_headers = [&](const TokenRows& row, const LaneList<SentRow>& list) {
+    for (int word = lane_of_thread(); word - lane_of_thread() <= weight_words + k && ids != nullptr; word += 32) {
+      const bool exists = word <= weight_words + k;
+      auto value = static_cast<std::uint32_t>(row.token());
+      if (exists && word < weight_words) value = weights[row.token() * weight_words + word];
+      if (exists && word >= weight_words && word < weight_words + k) {
+        value = static_cast<std::uint32_t>(ids[row.token() * k + word - weight_words]);
       }
-      copy_row(reinterpret_cast<const Unit*>(x + t * row_bytes), row_bytes / static_cast<int>(sizeof(Unit)), list.count,
-               [&](int i) {
-                 const SentRow row = list.of_lane(i);
-                 return reinterpret_cast<Unit*>(out.payload(row.rank, row.slot));
-               });
-      if (list.count < 32) break;
+      for (int i = 0; i < list.count; ++i) {
+        const SentRow sent = list.of_lane(i);
+        if (exists) reinterpret_cast<std::uint32_t*>(out.header(sent.rank, sent.slot))[word] = value;
+      }
     }
-  }
+  };
+  const auto places = [&](const TokenRows& row, int first) { return sent_list(plan, r, row.token(), first); };
+  const auto place = [&](SentRow sent) { return out.payload(sent.rank, sent.slot); };
+  fan_out<Unit>(TokenRows(tokens, x, payload_bytes_of(plan)), payload_bytes_of(plan), plan.max_sends(), places, place,
+                write_headers);
 }
 
 /// Zeroes the pad rows of an expert-major array.
@@ -138,37 +117,65 @@ __device__ void zero_pad_rows(const DispatchPlan& plan, const DispatchRecord& r,
   }
 }
 
-inline __device__ bool is_entry(std::int64_t row) {
-  return row >= 0;
-}
-
 template <class Unit>
 PLEAT_KERNEL void __launch_bounds__(row_threads)
     expand_kernel(const __grid_constant__ DispatchPlan plan, const __grid_constant__ RowTable in,
                   const __grid_constant__ DispatchRecord r) {
   const std::int64_t row_bytes = payload_bytes_of(plan);
-  each_received_row(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
-    const std::int64_t* const rows = r.entry_rows + number * plan.max_entries();
-    for (int first = 0; first < plan.max_entries(); first += 32) {
-      const auto list = load_list<std::int64_t>(
-          first, plan.max_entries(), [&](int i) { return rows[i]; }, is_entry);
-      copy_row(reinterpret_cast<const Unit*>(in.payload(source, slot)), row_bytes / static_cast<int>(sizeof(Unit)),
-               list.count, [&](int i) { return reinterpret_cast<Unit*>(r.rows + list.of_lane(i) * row_bytes); });
-      if (list.count < 32) break;
-    }
-  });
+  const auto places = [&](const ReceivedRows& row, int first) { return entry_list(plan, r, row.number(), first); };
+  const auto place = [&](std::int64_t row) { return r.rows + row * row_bytes; };
+  fan_out<Unit>(ReceivedRows(plan, r, in), row_bytes, plan.max_entries(), places, place,
+                [](const auto&, const auto&) {});
   zero_pad_rows<Unit>(plan, r, r.rows);
 }
 
-/// An entry as the sums use it.
-template <class Acc>
-struct WeightedRow {
-  std::int64_t row = -1;
-  Acc weight{};
+/// The rows of an array at the entries of a received row, for SidePieces: behind the received row itself where asked.
+template <bool WithReceived>
+class EntryRows {
+ public:
+  __device__ EntryRows(const DispatchPlan& plan, const DispatchRecord& r, const RowTable& table, const void* array)
+      : rows_(plan, r, table), plan_(&plan), record_(&r), array_(static_cast<const std::byte*>(array)) {
+    read_list();
+  }
+  __device__ bool exists() const { return rows_.exists(); }
+  __device__ void advance() {
+    rows_.advance();
+    read_list();
+  }
+  __device__ int sources() const { return list_.count == 0 ? 0 : list_.count + (WithReceived ? 1 : 0); }
+  __device__ const std::byte* source() const { return source_; }
+
+  __device__ const ReceivedRows& received() const { return rows_; }
+  __device__ const LaneList<std::int64_t>& entries() const { return list_; }
+
+ private:
+  __device__ void read_list() {
+    if (!rows_.exists()) return;
+    list_ = entry_list(*plan_, *record_, rows_.number(), 0);
+    const int lane = lane_of_thread();
+    std::int64_t row = list_.value;
+    if constexpr (WithReceived) row = __shfl_up_sync(whole_warp, row, 1);
+    source_ = array_ + row * payload_bytes_of(*plan_);
+    if (WithReceived && lane == 0) source_ = rows_.source();
+  }
+
+  ReceivedRows rows_;
+  const DispatchPlan* plan_;
+  const DispatchRecord* record_;
+  const std::byte* array_;
+  LaneList<std::int64_t> list_;
+  const std::byte* source_ = nullptr;
 };
 
-/// Entries that a lane works on together.
-inline constexpr int entry_batch = 4;
+/// Lists that fit the lanes of a warp go by ring.
+template <class Rows, class F>
+__device__ void each_side_piece(const Rows& rows, std::int64_t row_bytes, const F& f) {
+  extern __shared__ __align__(128) std::byte ring_memory[];
+  __shared__ hopper::Barrier barriers[RowRing::warps * RowRing::stages];
+  RowRing ring(ring_memory, barriers);
+  const SidePieces<Rows> pieces(rows, row_bytes);
+  ring.run(pieces, pieces, f);
+}
 
 /// dout = weight * dy of the row's token, and r.entry_dweights = <dy, out>.
 template <class T, int Width>
@@ -177,51 +184,58 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
                            const __grid_constant__ DispatchRecord r, T* dout) {
   using Acc = accumulator_t<T>;
   using Packed = pleat::detail::Pack<T, Width>;
-  const std::int64_t hidden = plan.shape.hidden;
-  each_received_row(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
-    const std::int64_t first_entry = number * plan.max_entries();
-    const auto* const dy = reinterpret_cast<const Packed*>(in.payload(source, slot));
-    for (int first = 0; first < plan.max_entries(); first += entry_batch) {
-      std::int64_t rows[entry_batch];
-      Acc weights[entry_batch], dots[entry_batch] = {};
-      int count = 0;
+  const std::int64_t hidden = plan.shape.hidden, row_bytes = payload_bytes_of(plan);
+  const auto weight_of = [&](std::int64_t entry) { return static_cast<const Acc*>(r.entry_weights)[entry]; };
+  // One pack of one entry: stores its gradient, and returns its part of the dot product.
+  const auto apply = [&](const Packed& dy, const Packed& from, Acc weight, Packed* to) {
+    Packed d;
+    Acc dot = 0;
 #pragma unroll
-      for (int i = 0; i < entry_batch; ++i) {
-        if (count != i || first + i >= plan.max_entries()) continue;
-        rows[i] = r.entry_rows[first_entry + first + i];
-        if (rows[i] < 0) continue;
-        weights[i] = static_cast<const Acc*>(r.entry_weights)[first_entry + first + i];
-        ++count;
-      }
-      for (std::int64_t u = lane_of_thread(); u < hidden / Width; u += 32) {
-        const Packed g = dy[u];
-        Packed o[entry_batch];
-#pragma unroll
-        for (int i = 0; i < entry_batch; ++i) {
-          if (i < count) o[i] = reinterpret_cast<const Packed*>(out + rows[i] * hidden)[u];
-        }
-#pragma unroll
-        for (int i = 0; i < entry_batch; ++i) {
-          if (i >= count) continue;
-          Packed d;
-#pragma unroll
-          for (int e = 0; e < Width; ++e) {
-            const Acc gradient = static_cast<Acc>(g.elem[e]);
-            dots[i] += gradient * static_cast<Acc>(o[i].elem[e]);
-            d.elem[e] = static_cast<T>(weights[i] * gradient);
-          }
-          reinterpret_cast<Packed*>(dout + rows[i] * hidden)[u] = d;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < entry_batch; ++i) {
-        if (i >= count) continue;
-        const Acc dot = sum_of_warp(dots[i]);
-        if (lane_of_thread() == 0) static_cast<Acc*>(r.entry_dweights)[first_entry + first + i] = dot;
-      }
-      if (count < entry_batch) break;
+    for (int e = 0; e < Width; ++e) {
+      const Acc gradient = static_cast<Acc>(dy.elem[e]);
+      dot += gradient * static_cast<Acc>(from.elem[e]);
+      d.elem[e] = static_cast<T>(weight * gradient);
     }
-  });
+    *to = d;
+    return dot;
+  };
+  const int lane = lane_of_thread();
+  if (goes_by_ring<Packed> && plan.max_entries() < 32) {
+    if constexpr (goes_by_ring<Packed>) {
+      Acc dot = 0;  // of this lane's entry
+      using Rows = EntryRows<true>;
+      each_side_piece(Rows(plan, r, in, out), row_bytes, [&](const SidePieces<Rows>& piece, const std::byte* stage) {
+        const auto& list = piece.rows().entries();
+        const std::int64_t first_entry = piece.rows().received().number() * plan.max_entries();
+        const Acc weight = lane < list.count ? weight_of(first_entry + lane) : Acc{0};
+        const auto* const dy = reinterpret_cast<const Packed*>(stage);
+        const int packs = static_cast<int>(piece.piece_bytes() / sizeof(Packed));
+        for (int i = 0; i < list.count; ++i) {
+          const auto* const from = reinterpret_cast<const Packed*>(stage + (i + 1) * piece.pitch());
+          auto* const to = reinterpret_cast<Packed*>(dout + list.of_lane(i) * hidden) + piece.offset() / sizeof(Packed);
+          const Acc entry_weight = __shfl_sync(whole_warp, weight, i);
+          Acc part = 0;
+          for (int u = lane; u < packs; u += 32) part += apply(dy[u], from[u], entry_weight, to + u);
+          part = sum_of_warp(part);
+          if (lane == i) dot = piece.offset() == 0 ? part : dot + part;
+        }
+        if (piece.ends_row() && lane < list.count) static_cast<Acc*>(r.entry_dweights)[first_entry + lane] = dot;
+      });
+    }
+  } else {
+    for (ReceivedRows row(plan, r, in); row.exists(); row.advance()) {
+      const std::int64_t first_entry = row.number() * plan.max_entries();
+      const auto* const dy = reinterpret_cast<const Packed*>(row.source());
+      for (std::int64_t i = first_entry; i < first_entry + plan.max_entries() && r.entry_rows[i] >= 0; ++i) {
+        const auto* const from = reinterpret_cast<const Packed*>(out + r.entry_rows[i] * hidden);
+        auto* const to = reinterpret_cast<Packed*>(dout + r.entry_rows[i] * hidden);
+        Acc dot = 0;
+        for (std::int64_t u = lane; u < hidden / Width; u += 32) dot += apply(dy[u], from[u], weight_of(i), to + u);
+        dot = sum_of_warp(dot);
+        if (lane == 0) static_cast<Acc*>(r.entry_dweights)[i] = dot;
+      }
+    }
+  }
   zero_pad_rows<Packed>(plan, r, reinterpret_cast<std::byte*>(dout));
 }
 
@@ -236,64 +250,68 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
   if (weighted && out.counts != nullptr && blockIdx.x == 0) {
     for (int p = threadIdx.x; p < plan.ranks; p += row_threads) *out.counts[p] = *r.dropped;
   }
+  const int lane = lane_of_thread();
   const std::int64_t hidden = plan.shape.hidden;
-  each_received_row(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
-    const std::int64_t first_entry = number * plan.max_entries();
-    auto* const to = reinterpret_cast<Packed*>(out.payload(source, slot));
-    const auto list_from = [&](int first) {
-      return load_list<WeightedRow<Acc>>(
-          first, plan.max_entries(),
-          [&](int i) {
-            WeightedRow<Acc> entry;
-            entry.row = r.entry_rows[first_entry + i];
-            if (entry.row < 0) return entry;
-            entry.weight = weighted ? static_cast<const Acc*>(r.entry_weights)[first_entry + i] : Acc{1};
-            return entry;
-          },
-          [](const WeightedRow<Acc>& entry) { return entry.row >= 0; });
-    };
-    const auto list = list_from(0);
-    for (std::int64_t u = lane_of_thread(); u - lane_of_thread() < hidden / Width; u += 32) {
-      const bool exists = u < hidden / Width;
-      Acc sums[Width] = {};
-      auto part = list;
-      for (int first = 0;;) {
-        for (int i = 0; i < part.count; i += entry_batch) {
-          Packed term[entry_batch];
-          Acc weight[entry_batch];
-#pragma unroll
-          for (int b = 0; b < entry_batch; ++b) {
-            const std::int64_t row = __shfl_sync(whole_warp, part.value.row, i + b);
-            weight[b] = __shfl_sync(whole_warp, part.value.weight, i + b);
-            if (exists && i + b < part.count) term[b] = reinterpret_cast<const Packed*>(expert_rows + row * hidden)[u];
-          }
-#pragma unroll
-          for (int b = 0; b < entry_batch; ++b) {
-            if (i + b >= part.count) continue;
-#pragma unroll
-            for (int e = 0; e < Width; ++e) sums[e] += weight[b] * static_cast<Acc>(term[b].elem[e]);
-          }
-        }
-        first += 32;
-        if (part.count < 32 || first >= plan.max_entries()) break;
-        part = list_from(first);
-      }
-      if (!exists) continue;
-      Packed sum;
-#pragma unroll
-      for (int e = 0; e < Width; ++e) sum.elem[e] = static_cast<T>(sums[e]);
-      to[u] = sum;
-    }
-    if (weighted) return;
-    auto* const dweights = reinterpret_cast<Acc*>(out.header(source, slot));
-    for (int j = lane_of_thread(); j < plan.shape.k; j += 32) {
+  const auto weight_of = [&](std::int64_t entry) {
+    return weighted ? static_cast<const Acc*>(r.entry_weights)[entry] : Acc{1};
+  };
+  const auto write_gradients = [&](const ReceivedRows& row) {
+    const std::int64_t first_entry = row.number() * plan.max_entries();
+    auto* const dweights = reinterpret_cast<Acc*>(row.header());
+    for (int j = lane; j < plan.shape.k; j += 32) {
       Acc dweight = 0;
-      for (int i = 0; i < plan.max_entries() && r.entry_rows[first_entry + i] >= 0; ++i) {
-        if (r.entry_choice[first_entry + i] == j) dweight = static_cast<const Acc*>(r.entry_dweights)[first_entry + i];
+      for (std::int64_t i = first_entry; i < first_entry + plan.max_entries() && r.entry_rows[i] >= 0; ++i) {
+        if (r.entry_choice[i] == j) dweight = static_cast<const Acc*>(r.entry_dweights)[i];
       }
       dweights[j] = dweight;
     }
-  });
+  };
+  const auto add = [](Acc(&sums)[Width], Acc weight, const Packed& term) {
+#pragma unroll
+    for (int e = 0; e < Width; ++e) sums[e] += weight * static_cast<Acc>(term.elem[e]);
+  };
+  const auto rounded = [](const Acc(&sums)[Width]) {
+    Packed sum;
+#pragma unroll
+    for (int e = 0; e < Width; ++e) sum.elem[e] = static_cast<T>(sums[e]);
+    return sum;
+  };
+  if (goes_by_ring<Packed> && plan.max_entries() <= 32) {
+    if constexpr (goes_by_ring<Packed>) {
+      using Rows = EntryRows<false>;
+      each_side_piece(Rows(plan, r, out, expert_rows), payload_bytes_of(plan),
+                      [&](const SidePieces<Rows>& piece, const std::byte* stage) {
+                        const ReceivedRows& row = piece.rows().received();
+                        const int count = piece.rows().entries().count;
+                        const Acc weight = lane < count ? weight_of(row.number() * plan.max_entries() + lane) : Acc{0};
+                        auto* const to = reinterpret_cast<Packed*>(row.source() + piece.offset());
+                        const int packs = static_cast<int>(piece.piece_bytes() / sizeof(Packed));
+                        for (int u = lane; u - lane < packs; u += 32) {
+                          Acc sums[Width] = {};
+                          for (int i = 0; i < count; ++i) {
+                            const Acc entry_weight = __shfl_sync(whole_warp, weight, i);
+                            if (u < packs)
+                              add(sums, entry_weight, reinterpret_cast<const Packed*>(stage + i * piece.pitch())[u]);
+                          }
+                          if (u < packs) to[u] = rounded(sums);
+                        }
+                        if (!weighted && piece.offset() == 0) write_gradients(row);
+                      });
+    }
+    return;
+  }
+  for (ReceivedRows row(plan, r, out); row.exists(); row.advance()) {
+    const std::int64_t first_entry = row.number() * plan.max_entries();
+    auto* const to = reinterpret_cast<Packed*>(row.source());
+    for (std::int64_t u = lane; u < hidden / Width; u += 32) {
+      Acc sums[Width] = {};
+      for (std::int64_t i = first_entry; i < first_entry + plan.max_entries() && r.entry_rows[i] >= 0; ++i) {
+        add(sums, weight_of(i), reinterpret_cast<const Packed*>(expert_rows + r.entry_rows[i] * hidden)[u]);
+      }
+      to[u] = rounded(sums);
+    }
+    if (!weighted) write_gradients(row);
+  }
 }
 
 /// One row per token: the sum over the ranks that answered, in their order; the same of the headers' weight gradients

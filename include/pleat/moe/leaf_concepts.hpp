@@ -1,0 +1,83 @@
+// What a device's leaves must look like, as concepts: a wrong signature is one line, beside the leaf.
+#pragma once
+
+#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/experts.hpp>
+#include <pleat/moe/losses.hpp>
+#include <pleat/moe/router.hpp>
+#include <pleat/moe/router_z.hpp>
+
+namespace pleat::inline v0::moe {
+
+/// - `route`: what Router::choose and Router::weigh say; `source` tells where the ids come from, `bias` and `routed`
+/// may
+///   be null.
+/// - `route_backward`: what Router::backward says; `dprobs` may be null.
+template <class L, class Stream>
+concept router_leaf = requires(const RouterPlan& plan, IdSource source, std::int64_t n, const void* in,
+                               const std::uint8_t* routed, const std::int32_t* given, std::int32_t* ids, void* out,
+                               Stream s) {
+  L::route(plan, source, n, in, in, routed, ids, out, out, s);
+  L::route_backward(plan, n, in, given, in, in, in, n, out, s);
+};
+
+/// - `count_choices`: counts [groups, experts + 1] (accumulate ? += : =) choices of each expert, then routed tokens.
+/// - `load_balance`: from those, summed over ranks, dprobs and this rank's part of the value: see LoadBalance::forward.
+/// - `router_z`: what RouterZ::backward says.
+/// - `update_bias`: what SelectionBias::update says.
+/// `scratch` has `loss_partials` doubles.
+template <class L, class Stream>
+concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, int n, std::int64_t tokens,
+                             const std::int32_t* ids, const void* in, const double* counted, const StepTokens* step,
+                             void* out, double* sum, DType dtype, Stream s) {
+  L::count_choices(n, n, tokens, tokens, ids, true, sum, s);
+  L::load_balance(plan, tokens, tokens, ids, in, counted, step, out, sum, sum, s);
+  L::router_z(z, tokens, in, ids, step, out, sum, sum, s);
+  L::update_bias(n, dtype, counted, 1.0, out, s);
+};
+
+/// Rows of other ranks are found through tables; arrays of the record are described with it (dispatch_record.hpp).
+/// - `plan_sends`: sent and send_counts, from the ids of `planned` tokens; counts below 0 where `tokens` are more.
+/// - `sum_before`: before[p] = sum of the counts before p; a count below 0 is no row.
+/// - `pack`: writes x's rows to where they are sent; with ids (and weights), their headers and the counts beside them.
+/// - `plan_rows`: recv_counts, entries, offsets, ends and dropped, from the headers and counts that came.
+/// - `expand`: rows of the record; `expand_gradient`: dout = weight * dy of a row's token, and entry_dweights = <dy,
+///   out>. Both zero pad rows.
+/// - `sum_experts`: sends back one row per row that came: the sum over its entries, weighted and with `dropped` beside
+///   the rows, or plain and with the weights' gradients in the header.
+/// - `sum_sources`: adds up the answers per token, and the gradients in their headers unless `dweights` is null; with a
+///   status, notes what ranks dropped.
+template <class L, class Stream>
+concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_t n, const std::int32_t* ids,
+                                 const void* in, void* out, DispatchRecord& r, const RowTable& table,
+                                 const PlanScratch& scratch, DispatchStatus* status, std::int64_t* sums, Stream s) {
+  L::plan_sends(plan, n, n, ids, r, scratch, status, s);
+  L::sum_before(rank, sums, sums, s);
+  L::pack(plan, n, in, ids, in, r, table, s);
+  L::plan_rows(plan, rank, table, r, scratch, status, s);
+  L::expand(plan, table, r, s);
+  L::expand_gradient(plan, table, in, r, out, s);
+  L::sum_experts(plan, in, true, r, table, s);
+  L::sum_sources(plan, n, table, r, out, out, status, s);
+};
+
+/// Grouped products over expert-major rows; expert e has rows [offsets[e], offsets[e + 1]).
+/// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
+/// - `down_backward`: from dout, dgate and dup; act is computed again.
+/// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
+/// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows.
+template <class L, class Stream>
+concept expert_leaf = requires(const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
+                               const TensorRef& matrices, void* out, std::int64_t cols, Stream s) {
+  L::gate_up(plan, in, offsets, matrices, matrices, out, out, out, s);
+  L::down(plan, in, offsets, matrices, out, s);
+  L::down_backward(plan, in, offsets, matrices, in, in, out, out, out, s);
+  L::gate_up_backward(plan, in, in, offsets, matrices, matrices, out, s);
+  L::weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
+};
+
+template <class L, class Stream>
+concept moe_leaves =
+    router_leaf<L, Stream> && loss_leaf<L, Stream> && dispatch_leaf<L, Stream> && expert_leaf<L, Stream>;
+
+}  // namespace pleat::inline v0::moe
