@@ -46,6 +46,14 @@ struct Extents {
   int qk_dim = 0, v_dim = 0;
 };
 
+/// A call resumes earlier ones with a maximum far below their LSE and weights as much larger: so the maximum becomes a
+/// score of this call, whose weight is 1 without rounding, and the error does not grow with the number of calls.
+inline constexpr float resumed_weight = 65536;
+/// The maximum in powers of 2.
+PLEAT_HD inline float resumed_peak(float lse) {
+  return lse * 1.4426950408889634f - 16;
+}
+
 /// AttentionForward for inputs of type T (bfloat16 or float16).
 template <class T>
 struct Forward {

@@ -293,22 +293,22 @@ class Consumer {
     }
   }
 
-  /// Resumes what earlier calls left: maximum = LSE, sum = 1.
+  /// Resumes what earlier calls left: as maximum = LSE, sum = 1, both shifted (resumed_peak tells why).
   __device__ void start(float (&o)[Tiling::v_dim / 2], Softmax& softmax, int row, int head, int batch) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int q = row + 8 * i;
       const bool resumes = !call_.first && q < call_.extents.q_tokens;
       const float lse = resumes ? call_.lse.at(batch, q, head) : -INFINITY;
-      softmax.peak[i] = lse * log2_e;
-      softmax.sum[i] = lse != -INFINITY && threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+      softmax.peak[i] = resumed_peak(lse);
+      softmax.sum[i] = lse != -INFINITY && threadIdx.x % 4 == 0 ? resumed_weight : 0.0f;
       const float2* const row_of_o =
           reinterpret_cast<const float2*>(lse != -INFINITY ? call_.o_acc.at(batch, q, head) : nullptr);
 #pragma unroll
       for (int j = 0; j < Tiling::v_dim / 8; ++j) {
         const float2 pair = row_of_o != nullptr ? row_of_o[4 * j + threadIdx.x % 4] : float2{0, 0};
-        o[4 * j + 2 * i] = pair.x;
-        o[4 * j + 2 * i + 1] = pair.y;
+        o[4 * j + 2 * i] = resumed_weight * pair.x;
+        o[4 * j + 2 * i + 1] = resumed_weight * pair.y;
       }
     }
   }
@@ -325,7 +325,7 @@ class Consumer {
       if (threadIdx.x % 4 == 0) {
         float& lse = call_.lse.at(batch, q, head);
         // A row that saw nothing new keeps its bits.
-        const bool unchanged = !call_.first && sum == 1.0f && softmax.peak[i] == lse * log2_e;
+        const bool unchanged = !call_.first && sum == resumed_weight && softmax.peak[i] == resumed_peak(lse);
         if (!unchanged) lse = sum > 0 ? softmax.peak[i] * ln_2 + logf(sum) : -INFINITY;
       }
       if (call_.last) {
