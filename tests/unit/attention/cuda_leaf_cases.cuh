@@ -101,6 +101,7 @@ struct LeafCase {
   Rows rows = Rows::contiguous;
   double logits = 1;         // a factor of every third key
   bool accumulates = false;  // dq, dk and dv are added to what they hold
+  bool is_flat = false;      // scale 0: all keys weigh the same
 };
 
 /// The cases for kernels of some head dims.
@@ -156,6 +157,8 @@ inline std::vector<LeafCase> leaf_cases(int qk, int v) {
   cases.push_back({"rows with gaps", 2, 90, 140, 2, 1, qk, v, {{{5, 90, 0, 140, 50}}}, Rows::aligned, 1, true});
   cases.push_back(
       {"odd addresses", 2, 90, 140, 2, 1, qk, v, {{{0, 50, 0, 80, 30}}, {{40, 90, 80, 140}}}, Rows::odd, 1, true});
+  cases.push_back({"scale 0", 1, 100, 100, 2, 1, qk, v, causal(100)});
+  cases.back().is_flat = true;
   cases.push_back({"smaller head dims", 1, 140, 140, 2, 1, qk - 24, v - 8, causal(140)});
   cases.push_back({"head dims of no alignment", 1, 140, 140, 2, 1, qk - 51, v - 59, causal(140), Rows::odd});
   return cases;
@@ -211,7 +214,7 @@ struct LeafResult {
 
 template <class T, class Leaf>
 LeafResult check_leaf(const LeafCase& c, unsigned seed) {
-  const double scale = 1 / std::sqrt(static_cast<double>(c.qk_dim));
+  const double scale = c.is_flat ? 0 : 1 / std::sqrt(static_cast<double>(c.qk_dim));
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
   const auto draw = [&](std::int64_t tokens, int heads, int dim, bool rounds = true) {

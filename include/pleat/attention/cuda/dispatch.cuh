@@ -89,7 +89,7 @@ struct KernelTable {
   }
   static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
     if constexpr (has_backward90) {
-      if (Backward90::takes(a)) return Backward90::run(a, s);
+      if (a.scale > 0 && Backward90::takes(a)) return Backward90::run(a, s);
     }
     Portable<T, Dims>::backward(a, alignment, s);
   }

@@ -19,6 +19,11 @@ __device__ inline float exp2_of(float x) {
   return y;
 }
 
+/// The scale of scores in powers of 2; positive, so that a score of -inf stays -inf.
+__device__ inline float log2_scale(float scale) {
+  return fmaxf(scale * log2e, 1e-37f);
+}
+
 /// Two floats, rounded to T, `low` in the lower half.
 template <class T>
 __device__ std::uint32_t packed(float low, float high) {

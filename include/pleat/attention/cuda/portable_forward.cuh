@@ -37,7 +37,7 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
   const auto q_blocks = q_tile.left(warp_row);
   const auto k_blocks = k_tile.right_transposed();
   const auto v_blocks = v_tile.right();
-  const float scale = fmaxf(a.scale * log2e, 1e-37f);  // in units of powers of 2; positive, so that -inf stays -inf
+  const float scale = log2_scale(a.scale);
 
   const Extents& x = a.extents;
   const auto q_tiles = static_cast<int>((x.q_tokens + Tiles::queries - 1) / Tiles::queries);
@@ -51,6 +51,16 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
 
     float peak[blocks][2], weight[blocks][2];  // of each row: the largest score; this thread's share of the weights
     Sums o[blocks][VDim / 8];
+    const auto for_each_row = [&](auto f) {
+#pragma unroll
+      for (int block = 0; block < blocks; ++block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = warp_row + block * 16 + half * 8 + row_in_block;
+          if (row < rows) f(block, half, q_begin + row);
+        }
+      }
+    };
 #pragma unroll
     for (int block = 0; block < blocks; ++block) {
       peak[block][0] = peak[block][1] = minus_infinity;
@@ -59,6 +69,20 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
       for (Sums& sums : o[block]) sums = {};
     }
 
+    if (!a.first) {
+      for_each_row([&](int block, int half, std::int64_t query) {
+        const float lse = a.lse.at(batch, query, head);
+        peak[block][half] = resumed_peak(lse);
+        weight[block][half] = lse != minus_infinity && lane % 4 == 0 ? resumed_weight : 0;
+        const float* const from = a.o_acc.at(batch, query, head) + column_in_pair;
+#pragma unroll
+        for (int n = 0; n < VDim / 8; ++n) {
+          const float2 pair = load_pair(from + n * 8, x.v_dim - column_in_pair - n * 8, alignment.outputs);
+          o[block][n].at[2 * half] = resumed_weight * pair.x;
+          o[block][n].at[2 * half + 1] = resumed_weight * pair.y;
+        }
+      });
+    }
     q_tile.template fill<threads>(a.q.at(batch, q_begin, head), a.q.token_stride, rows, x.qk_dim, alignment.inputs);
 
     for_each_rectangle(a.work, meets, [&](const Rectangle& r) {
@@ -176,44 +200,30 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
     });
 
     wait_for_copies<0>();  // also where there was no key
-    // What earlier calls saw is merged here and not resumed: so the largest weight of each call is 1, without rounding.
+    for_each_row([&](int block, int half, std::int64_t query) {
+      float sum = weight[block][half];
+      const unsigned quad = 0xfu << (lane / 4 * 4);
+      sum += __shfl_xor_sync(quad, sum, 1);
+      sum += __shfl_xor_sync(quad, sum, 2);
+      const float inverse = sum > 0 ? 1 / sum : 0;
+      if (lane % 4 == 0) {
+        float& lse = a.lse.at(batch, query, head);
+        const bool is_unchanged = !a.first && sum == resumed_weight && peak[block][half] == resumed_peak(lse);
+        if (!is_unchanged) lse = sum > 0 ? fmaf(peak[block][half], ln2, logf(sum)) : minus_infinity;
+      }
+      float* const acc = a.o_acc.at(batch, query, head) + column_in_pair;
+      T* const out = a.last ? a.out.at(batch, query, head) + column_in_pair : nullptr;
 #pragma unroll
-    for (int block = 0; block < blocks; ++block) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = weight[block][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const int row = warp_row + block * 16 + half * 8 + row_in_block;
-        const std::int64_t query = q_begin + row;
-        float* const lse = row < rows ? &a.lse.at(batch, query, head) : nullptr;
-        const float earlier = a.first || lse == nullptr ? minus_infinity : *lse * log2e;
-        __syncwarp();  // four lanes have read what one of them writes
-        if (lse == nullptr) continue;
-        const float top = fmaxf(earlier, peak[block][half]), shift = top == minus_infinity ? 0 : top;
-        const float keep = exp2_of(earlier - shift), take = exp2_of(peak[block][half] - shift);
-        const float total = fmaf(sum, take, keep);
-        const float old_factor = total > 0 ? keep / total : 0, new_factor = total > 0 ? take / total : 0;
-        if (lane % 4 == 0 && (a.first || sum > 0)) *lse = total > 0 ? fmaf(top, ln2, logf(total)) : minus_infinity;
-
-        float* const acc = a.o_acc.at(batch, query, head) + column_in_pair;
-        T* const out = a.last ? a.out.at(batch, query, head) + column_in_pair : nullptr;
-#pragma unroll
-        for (int n = 0; n < VDim / 8; ++n) {
-          float2 pair{o[block][n].at[2 * half] * new_factor, o[block][n].at[2 * half + 1] * new_factor};
-          const int count = x.v_dim - column_in_pair - n * 8;
-          if (!a.first) {
-            const float2 old = load_pair(acc + n * 8, count, alignment.outputs);
-            pair = {fmaf(old.x, old_factor, pair.x), fmaf(old.y, old_factor, pair.y)};
-          }
-          if (a.last) {
-            store_pair(out + n * 8, pair, count, alignment.outputs);
-          } else {
-            store_pair(acc + n * 8, pair, count, alignment.outputs);
-          }
+      for (int n = 0; n < VDim / 8; ++n) {
+        const float2 pair{o[block][n].at[2 * half] * inverse, o[block][n].at[2 * half + 1] * inverse};
+        const int count = x.v_dim - column_in_pair - n * 8;
+        if (a.last) {
+          store_pair(out + n * 8, pair, count, alignment.outputs);
+        } else {
+          store_pair(acc + n * 8, pair, count, alignment.outputs);
         }
       }
-    }
+    });
   });
 }
 

@@ -76,7 +76,7 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
   const int warp_row = thread / 32 * 16, column_in_pair = lane % 4 * 2;
   const auto k_blocks = k_tile.left(warp_row);
   const auto v_blocks = v_tile.left(warp_row);
-  const float scale = a.scale * log2e;
+  const float scale = log2_scale(a.scale);
 
   const Extents& x = a.extents;
   const int group = x.q_heads / x.kv_heads;

@@ -42,7 +42,7 @@ PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
   const int column_in_pair = lane % 4 * 2;
   const auto q_blocks = q_tile.left(warp_row);
   const auto dout_blocks = dout_tile.left(warp_row);
-  const float scale = a.scale * log2e;
+  const float scale = log2_scale(a.scale);
 
   const Extents& x = a.extents;
   const auto q_tiles = static_cast<int>((x.q_tokens + Tiles::queries - 1) / Tiles::queries);
