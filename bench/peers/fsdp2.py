@@ -98,7 +98,7 @@ def work(rank, world, samples):
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=device)
     square = lambda: nn.Linear(8192, 8192, bias=False)
     cases = [("8 x 8192^2, 16 tokens", 8, square, (16, 8192)), ("8 x 8192^2, 8192 tokens", 8, square, (8192, 8192)),
-             ("8 layers, 8192 tokens", 8, Layer, (8192, 4096)), ("4 expert units, 1024 tokens each", 4, Experts, (16, 1024, 2048))]
+             ("8 layers, 8192 tokens", 8, Layer, (8192, 4096)), ("4 expert units, 4096 tokens each", 4, Experts, (16, 4096, 2048))]
     if rank == 0:
         print(f"FSDP2, torch {torch.__version__}\n{'model':34} {'way':28} {'step ms':>8} {'host ms':>8} {'of alone':>8} {'peak MiB':>9}")
     for name, units, layer, shape in cases:

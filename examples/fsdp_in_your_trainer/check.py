@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 RANKS = 2
-TOLERANCE = 0.01
+TOLERANCE = 0.02  # of the first loss
 LEAST_DECREASE = 0.7
 
 
@@ -53,8 +53,8 @@ def main(plain, sharded):
         sys.exit("the programs print other losses")
     if expected[-1] > LEAST_DECREASE * expected[0]:
         sys.exit("the loss does not go down")
-    if any(abs(f - e) > TOLERANCE * e for e, f in zip(expected, found)):
-        sys.exit(f"losses differ by more than {TOLERANCE} of theirs")
+    if any(abs(f - e) > TOLERANCE * expected[0] for e, f in zip(expected, found)):
+        sys.exit(f"losses differ by more than {TOLERANCE} of the first")
 
 
 if __name__ == "__main__":

@@ -71,11 +71,11 @@ class Gemm {
   char* workspace_;
 };
 
-/// out [elems] = scale * something random in [-1, 1) that depends on `seed`.
+/// out [elems] = scale * something random in [-1, 1) that depends on `seed`, the same every `period` elements.
 template <class T>
-__global__ void draw(T* out, unsigned seed, float scale, int elems) {
+__global__ void draw(T* out, unsigned seed, float scale, int elems, int period) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < elems; i += gridDim.x * blockDim.x) {
-    unsigned h = (seed * 0x9E3779B9u) ^ (i * 0x85EBCA6Bu);
+    unsigned h = (seed * 0x9E3779B9u) ^ (i % period * 0x85EBCA6Bu);
     h = (h ^ (h >> 16)) * 0xC2B2AE35u;
     h = (h ^ (h >> 13)) * 0x27D4EB2Fu;
     out[i] = T(scale * ((h >> 8) * 0x1p-23f - 1.0f));
@@ -112,7 +112,7 @@ __global__ void squared_error(float* loss, bf16* dy, const bf16* y, const bf16* 
   if (threadIdx.x == 0) *loss = sums[0] / all;
 }
 __global__ void adamw(float* master, bf16* weights, float* m, float* v, const float* gradient, long elems, int step) {
-  const float lr = 5e-4f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0.01f;
+  const float lr = 1e-4f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0.01f;
   for (long i = blockIdx.x * long(blockDim.x) + threadIdx.x; i < elems; i += gridDim.x * blockDim.x) {
     m[i] = beta1 * m[i] + (1 - beta1) * gradient[i];
     v[i] = beta2 * v[i] + (1 - beta2) * gradient[i] * gradient[i];
