@@ -9,23 +9,27 @@
 
 namespace pleat::inline v0::moe::detail {
 
-/// What the tensor cores' kernel takes: bf16 arrays and matrices whose rows and starts are multiples of 16 bytes. Maps
-/// of arrays have boxes of 64 rows of 128 bytes.
+/// What the tensor cores' kernel takes: bf16 arrays and matrices whose rows and starts are multiples of 16 bytes. Boxes
+/// have rows of 128 bytes.
+template <Grouped Op>
 class GroupedOperands {
+  using Traits = GroupedTraits<Op>;
+
  public:
   GroupedOperands(const ExpertPlan& plan, const std::int64_t* offsets) : capacity_(plan.shape.capacity_rows) {
     args_.offsets = offsets;
     args_.experts = plan.shape.experts_local;
     args_.sources = 1;
   }
-  CUtensorMap rows(const void* data, std::int64_t columns) {
-    return map<bfloat16, 2>(data, {{columns, capacity_}, {columns * 2}, {64, 64}});
+  CUtensorMap rows(const void* data, std::int64_t columns, int box_rows = 64) {
+    return map<bfloat16, 2>(data, {{columns, capacity_}, {columns * 2}, {64, box_rows}});
   }
   /// [1, rows, columns]
   CUtensorMap rows_as_matrix(const void* data, std::int64_t columns) {
-    return map<bfloat16, 3>(data, {{columns, capacity_, 1}, {columns * 2, 0}, {64, 64, 1}});
+    return map<bfloat16, 3>(data, {{columns, capacity_, 1}, {columns * 2, 0}, {64, Traits::step, 1}});
   }
-  CUtensorMap matrices(const TensorRef& m, int box_rows) {
+  CUtensorMap matrices(const TensorRef& m) {
+    constexpr int box_rows = Traits::major_b == hopper::Major::k ? 128 : Traits::step;
     return map<bfloat16, 3>(
         m.data(), {{m.extent(2), m.extent(1), m.extent(0)}, {m.stride(1) * 2, m.stride(0) * 2}, {64, box_rows, 1}});
   }
@@ -55,12 +59,12 @@ class GroupedOperands {
 };
 
 /// bf16 on Hopper goes through the tensor cores (grouped_gemm.cuh) wherever the copy engine can read the operands;
-/// everything else through grouped_portable.cuh. One rule decides, `on_tensor_cores`.
+/// everything else through grouped_portable.cuh: `run` decides.
 struct CudaExpertLeaf {
   /// Errors: cuda_error C20.
   static void preload() {
     const auto load = []<Grouped Op>(std::integral_constant<Grouped, Op>) {
-      has_grouped_kernel<Op, ctas>();
+      has_grouped_kernel<Op, ctas<Op>>();
       const auto portable = []<class T>(std::type_identity<T>) {
         preload_kernel(portable_grouped_kernel<Op, T>, "portable_grouped_kernel");
       };
@@ -78,10 +82,10 @@ struct CudaExpertLeaf {
   static void gate_up(const ExpertPlan& plan, const void* rows, const std::int64_t* offsets, const TensorRef& gate_w,
                       const TensorRef& up_w, void* gate, void* up, void* act, cudaStream_t s) {
     const std::int64_t hidden = plan.shape.hidden, inner = plan.shape.inner;
-    const auto maps = [&](GroupedOperands& o) {
+    const auto maps = [&](auto& o) {
       o->a[0] = o.rows(rows, hidden);
-      o->b[0] = o.matrices(gate_w, 128);
-      o->b[1] = o.matrices(up_w, 128);
+      o->b[0] = o.matrices(gate_w);
+      o->b[1] = o.matrices(up_w);
       o.result(0, gate, inner);
       o.result(1, up, inner);
       o.result(2, act, inner);
@@ -98,9 +102,9 @@ struct CudaExpertLeaf {
   static void down(const ExpertPlan& plan, const void* act, const std::int64_t* offsets, const TensorRef& down_w,
                    void* out, cudaStream_t s) {
     const std::int64_t hidden = plan.shape.hidden, inner = plan.shape.inner;
-    const auto maps = [&](GroupedOperands& o) {
+    const auto maps = [&](auto& o) {
       o->a[0] = o.rows(act, inner);
-      o->b[0] = o.matrices(down_w, 128);
+      o->b[0] = o.matrices(down_w);
       o.result(0, out, hidden);
     };
     const auto pointers = [&](auto& args) {
@@ -115,9 +119,9 @@ struct CudaExpertLeaf {
                             const TensorRef& down_w, const void* gate, const void* up, void* dgate, void* dup,
                             void* act, cudaStream_t s) {
     const std::int64_t hidden = plan.shape.hidden, inner = plan.shape.inner;
-    const auto maps = [&](GroupedOperands& o) {
+    const auto maps = [&](auto& o) {
       o->a[0] = o.rows(dout, hidden);
-      o->b[0] = o.matrices(down_w, 64);
+      o->b[0] = o.matrices(down_w);
       o->saved[0] = o.rows(gate, inner);
       o->saved[1] = o.rows(up, inner);
       o.result(0, dgate, inner);
@@ -138,12 +142,12 @@ struct CudaExpertLeaf {
   static void gate_up_backward(const ExpertPlan& plan, const void* dgate, const void* dup, const std::int64_t* offsets,
                                const TensorRef& gate_w, const TensorRef& up_w, void* drows, cudaStream_t s) {
     const std::int64_t hidden = plan.shape.hidden, inner = plan.shape.inner;
-    const auto maps = [&](GroupedOperands& o) {
+    const auto maps = [&](auto& o) {
       o->sources = 2;
       o->a[0] = o.rows(dgate, inner);
       o->a[1] = o.rows(dup, inner);
-      o->b[0] = o.matrices(gate_w, 64);
-      o->b[1] = o.matrices(up_w, 64);
+      o->b[0] = o.matrices(gate_w);
+      o->b[1] = o.matrices(up_w);
       o.result(0, drows, hidden);
     };
     const auto pointers = [&](auto& args) {
@@ -160,9 +164,9 @@ struct CudaExpertLeaf {
   static void weight_gradient(const ExpertPlan& plan, const void* d, std::int64_t d_cols, const void* x,
                               std::int64_t x_cols, const std::int64_t* offsets, bool accumulate, const TensorRef& dw,
                               cudaStream_t s) {
-    const auto maps = [&](GroupedOperands& o) {
+    const auto maps = [&](auto& o) {
       o->accumulate = accumulate;
-      o->a[0] = o.rows(d, d_cols);
+      o->a[0] = o.rows(d, d_cols, GroupedTraits<Grouped::weight_gradient>::step);
       o->b[0] = o.rows_as_matrix(x, x_cols);
       o->out[0] = o.gradients(dw);
     };
@@ -178,7 +182,10 @@ struct CudaExpertLeaf {
   }
 
  private:
-  static constexpr int ctas = 2;  // of a cluster
+  /// CTAs of a cluster. Pairs read less; where stores take as long as the products, CTAs had better not wait for
+  /// others.
+  template <Grouped Op>
+  static constexpr int ctas = Op == Grouped::down_backward ? 1 : 2;
 
   struct Extents {
     std::int64_t columns, rows, depth;
@@ -192,11 +199,11 @@ struct CudaExpertLeaf {
       args.rows = static_cast<int>(extents.rows);
       args.depth = static_cast<int>(extents.depth);
     };
-    if (plan.shape.dtype == DType::bf16 && has_grouped_kernel<Op, ctas>()) {
-      GroupedOperands operands(plan, offsets);
+    if (plan.shape.dtype == DType::bf16 && has_grouped_kernel<Op, ctas<Op>>()) {
+      GroupedOperands<Op> operands(plan, offsets);
       maps(operands);
       sized(*operands);
-      if (operands.fit()) return launch_grouped<Op, ctas>(*operands, plan.options.max_ctas, s);
+      if (operands.fit()) return launch_grouped<Op, ctas<Op>>(*operands, plan.options.max_ctas, s);
     }
     dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
       PortableArguments<typename decltype(type)::type> args{};

@@ -24,7 +24,7 @@ __device__ auto grouped_tiles(const GroupedArguments& args, const GroupedShared<
 /// Depth steps of a tile, over all sources.
 template <Grouped Op>
 __device__ int steps_of(const GroupedArguments& args, const GroupedTile& tile) {
-  return tiles_of(tile.depth, depth_step) * (GroupedTraits<Op>::is_matrix ? 1 : args.sources);
+  return tiles_of(tile.depth, GroupedTraits<Op>::step) * (GroupedTraits<Op>::is_matrix ? 1 : args.sources);
 }
 
 /// Loads step `k` (in elements) of a source into a stage: what the pair shares, half by each CTA into both.
@@ -63,7 +63,7 @@ __device__ void load_step(const GroupedArguments& args, GroupedShared<Op>& share
     } else {
 #pragma unroll
       for (int box = 0; box < 2; ++box) {
-        load(tile.shares_b, to + box * box_bytes, args.b[source], tile.column + 128 * half + 64 * box,
+        load(tile.shares_b, to + box * Traits::panel_bytes, args.b[source], tile.column + 128 * half + 64 * box,
              Traits::is_matrix ? tile.depth_first + k : k, Traits::is_matrix ? 0 : tile.expert);
       }
     }
@@ -88,7 +88,7 @@ __device__ void produce(const GroupedArguments& args, GroupedShared<Op>& shared,
       shared.tile_full[slot.stage].arrive();
       const int sources = is_last ? 0 : GroupedTraits<Op>::is_matrix ? 1 : args.sources;
       for (int source = 0; source < sources; ++source) {
-        for (int k = 0; k < tile.depth; k += depth_step) {
+        for (int k = 0; k < tile.depth; k += GroupedTraits<Op>::step) {
           shared.empty[at.stage].wait(at.parity ^ 1);
           load_step<Op, Ctas>(args, shared, tile, at.stage, source, k, rank);
           at.advance();
@@ -104,14 +104,15 @@ __device__ void produce(const GroupedArguments& args, GroupedShared<Op>& shared,
 /// Rows that a step of a weight gradient must not read count as zeros, in both operands: 0 x NaN is NaN.
 template <Grouped Op>
 __device__ void clear_rows_from(int row, GroupedShared<Op>& shared, int stage, int group) {
+  constexpr int panel_bytes = GroupedTraits<Op>::panel_bytes;
   const int thread = static_cast<int>(threadIdx.x) % 128;
-  const auto clear = [&](unsigned char* box) {
-    for (int at = row * 128 + thread * 16; at < box_bytes; at += 128 * 16) {
-      *reinterpret_cast<uint4*>(box + at) = uint4{0, 0, 0, 0};
+  const auto clear = [&](unsigned char* panel) {
+    for (int at = row * 128 + thread * 16; at < panel_bytes; at += 128 * 16) {
+      *reinterpret_cast<uint4*>(panel + at) = uint4{0, 0, 0, 0};
     }
   };
   clear(shared.a[stage][group]);
-  for (int box = 0; box < 4; ++box) clear(shared.b[stage][box / 2] + box % 2 * box_bytes);
+  for (int panel = 0; panel < 4; ++panel) clear(shared.b[stage][0] + panel * panel_bytes);
   hopper::fence_async_proxy();
   hopper::named_sync(1 + group, 128);
 }
@@ -132,7 +133,7 @@ __device__ void consume(const GroupedArguments& args, GroupedShared<Op>& shared,
       if (lane < Ctas) hopper::arrive_at(shared.empty[stage], lane);
     }
   };
-  for (bool is_first = true;; is_first = false) {
+  for (;;) {
     shared.tile_full[slot.stage].wait(slot.parity);
     const GroupedTile tile = shared.tiles[slot.stage];
     __syncwarp();
@@ -141,8 +142,6 @@ __device__ void consume(const GroupedArguments& args, GroupedShared<Op>& shared,
     if (tile.expert < 0) break;
 
     const int steps = steps_of<Op>(args, tile);
-    const int behind = min(args.skew, min(steps, Traits::stages));
-    if (is_first && group == 1 && behind > 0) shared.full[behind - 1].wait(0);
     float sums[128];
     if (steps == 0) {
 #pragma unroll
@@ -152,14 +151,14 @@ __device__ void consume(const GroupedArguments& args, GroupedShared<Op>& shared,
     for (int step = 0; step < steps; ++step) {
       shared.full[at.stage].wait(at.parity);
       if constexpr (Traits::is_matrix) {
-        const int rest = tile.depth - step * depth_step;
-        if (rest < depth_step) clear_rows_from<Op>(rest, shared, at.stage, group);
+        const int rest = tile.depth - step * Traits::step;
+        if (rest < Traits::step) clear_rows_from<Op>(rest, shared, at.stage, group);
       }
-      const hopper::Tile<64, Traits::major_a> a(shared.a[at.stage][group]);
-      const hopper::Tile<Traits::major_b == Major::k ? 256 : 64, Traits::major_b> b(shared.b[at.stage]);
+      const hopper::Tile<Traits::major_a == Major::k ? 64 : Traits::step, Traits::major_a> a(shared.a[at.stage][group]);
+      const hopper::Tile<Traits::major_b == Major::k ? 256 : Traits::step, Traits::major_b> b(shared.b[at.stage]);
       hopper::fence();
 #pragma unroll
-      for (int k = 0; k < depth_step; k += 16) {
+      for (int k = 0; k < Traits::step; k += 16) {
         hopper::wgmma<bfloat16, Traits::major_a, Traits::major_b>(sums, a.k(k), b.k(k), step > 0 || k > 0);
       }
       hopper::commit();

@@ -29,9 +29,14 @@ struct GroupedArguments {
   int rows;            // of each matrix, of weight_gradient
   int depth, sources;  // of the others
   bool accumulate;     // of weight_gradient
-  int skew = 2;        // stages that the second consumer starts behind the first: its products fill the tensor
-                       // cores while the other one stores
 };
+
+inline constexpr int box_bytes = 64 * 128;  // 64 rows of 128 bytes, staged for a store
+
+/// Depth of a stage. Shallow ones are given back sooner and twice as many fit; less than 64 needs operands whose
+/// contiguous axis is not the summed one.
+template <Grouped Op>
+inline constexpr int depth_step = 64;
 
 template <Grouped Op>
 struct GroupedTraits {
@@ -39,24 +44,25 @@ struct GroupedTraits {
   static constexpr hopper::Major major_a = is_matrix ? hopper::Major::mn : hopper::Major::k;
   static constexpr hopper::Major major_b =
       Op == Grouped::product || Op == Grouped::gate_up ? hopper::Major::k : hopper::Major::mn;
-  static constexpr int width = Op == Grouped::gate_up ? 128 : 256;  // columns of a tile, in each result
-  static constexpr int stages = Op == Grouped::down_backward ? 3 : 4;
+  static constexpr int width = Op == Grouped::gate_up ? 128 : 256;    // columns of a tile, in each result
   static constexpr int boxes = Op == Grouped::down_backward ? 5 : 2;  // staged at once by each consumer
+  static constexpr int step = depth_step<Op>;
+  static constexpr int panel_bytes = step * 128;                                   // 64 rows or columns of an operand
+  static constexpr int stages = (28 - 2 * boxes) * box_bytes / (6 * panel_bytes);  // in all nearly 227 KiB
 };
 
 inline constexpr int grouped_consumers = 2;  // warp groups; the last warp group loads
 inline constexpr int grouped_threads = (grouped_consumers + 1) * hopper::warp_group_threads;
-inline constexpr int depth_step = 64;       // of one stage
-inline constexpr int box_bytes = 64 * 128;  // 64 rows of 128 bytes
 
-/// A [128, 64] as two halves of 64 rows, B [256, 64] as two halves of 128, each with the contiguous axis of its source.
+/// A [128, step] as two halves of 64 rows, B [256, step] as two halves of 128, each with the contiguous axis of its
+/// source.
 template <Grouped Op>
 struct GroupedShared {
   using Traits = GroupedTraits<Op>;
-  static constexpr int stage_bytes = 6 * box_bytes;
+  static constexpr int stage_bytes = 6 * Traits::panel_bytes;
 
-  alignas(1024) unsigned char a[Traits::stages][2][box_bytes];
-  unsigned char b[Traits::stages][2][2 * box_bytes];
+  alignas(1024) unsigned char a[Traits::stages][2][Traits::panel_bytes];
+  unsigned char b[Traits::stages][2][2 * Traits::panel_bytes];
   unsigned char staged[grouped_consumers][Traits::boxes][box_bytes];
   hopper::Barrier full[Traits::stages], empty[Traits::stages];
   hopper::Barrier tile_full[2], tile_empty[2];
