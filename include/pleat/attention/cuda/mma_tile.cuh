@@ -192,13 +192,9 @@ class MmaTile {
   std::uint32_t data_;
 };
 
-/// What the thread's copies so far belong together; `wait_for_copies<n>` waits for all but the last n groups.
-__device__ inline void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int Pending>
-__device__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+/// Waits for all copies that the thread has started.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /// Two neighbours of a row of accumulators; `count` of them exist. `is_aligned`: both lie in one 8-byte word.

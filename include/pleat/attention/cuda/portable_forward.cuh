@@ -98,13 +98,11 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
       };
 
       fill_keys(0);
-      commit_copies();
       for (int key = 0; key < keys_end; key += keys) {
-        wait_for_copies<0>();
+        wait_for_copies();
         __syncthreads();  // the keys are there; nobody reads the last values any more
         v_tile.template fill<threads>(v_rows + key * a.v.token_stride, a.v.token_stride, work.keys - key, x.v_dim,
                                       alignment.inputs);
-        commit_copies();
 
         Sums s[blocks][keys / 8] = {};
         const bool sees = key < warp_keys_end;
@@ -123,11 +121,10 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
             }
           }
         }
-        wait_for_copies<0>();
+        wait_for_copies();
         __syncthreads();  // the values are there; nobody reads these keys any more
         if (key + keys < keys_end) {
           fill_keys(key + keys);
-          commit_copies();
         }
         if (!sees) continue;
 
@@ -199,7 +196,7 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
       }
     });
 
-    wait_for_copies<0>();  // also where there was no key
+    wait_for_copies();  // also where there was no key
     for_each_row([&](int block, int half, std::int64_t query) {
       float sum = weight[block][half];
       const unsigned quad = 0xfu << (lane / 4 * 4);

@@ -111,7 +111,6 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
                                                alignment.inputs);
           dout_tile(stage).template fill<threads>(dout_rows + query * a.dout.token_stride, a.dout.token_stride, count,
                                                   x.v_dim, alignment.inputs);
-          commit_copies();
         };
         float next_lse = 0, next_delta = 0;  // under way while a step is computed
         const auto fetch = [&](int query) {
@@ -133,7 +132,7 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
         put(0);
         int stage = 0;
         for (int query = first; query < work.queries; query += queries, stage ^= 1) {
-          wait_for_copies<0>();
+          wait_for_copies();
           __syncthreads();  // this stage is there, the other one free
           const bool has_next = query + queries < work.queries;
           if (has_next) {
@@ -208,7 +207,7 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
         }
       });
     }
-    wait_for_copies<0>();  // also where there was no query
+    wait_for_copies();  // also where there was no query
     if constexpr (makes_keys) {
       store_gradient<QkDim>(dk, a.scale, a.dk.at(batch, k_begin + warp_row, kv_head), a.dk.token_stride,
                             rows - warp_row, x.qk_dim, a.accumulate_dk, alignment.outputs);

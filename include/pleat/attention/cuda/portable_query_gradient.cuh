@@ -57,7 +57,6 @@ PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
     q_tile.template fill<threads>(a.q.at(batch, q_begin, head), a.q.token_stride, rows, x.qk_dim, alignment.inputs);
     dout_tile.template fill<threads>(a.dout.at(batch, q_begin, head), a.dout.token_stride, rows, x.v_dim,
                                      alignment.inputs);
-    commit_copies();
     float lse[2], delta[2];  // lse in powers of 2; +inf where the query has seen nothing
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -68,7 +67,7 @@ PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
     }
     Left q_held[Tiles::holds_queries ? QkDim / 16 : 1], dout_held[Tiles::holds_queries ? VDim / 16 : 1];
     if constexpr (Tiles::holds_queries) {
-      wait_for_copies<0>();
+      wait_for_copies();
       __syncthreads();
 #pragma unroll
       for (int d = 0; d < QkDim; d += 16) q_held[d / 16] = q_blocks.at(0, d);
@@ -90,14 +89,13 @@ PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
                                              alignment.inputs);
         v_tile(stage).template fill<threads>(v_rows + key * a.v.token_stride, a.v.token_stride, count, x.v_dim,
                                              alignment.inputs);
-        commit_copies();
       };
 
       __syncthreads();  // nobody reads the stages any more
       fill(0, 0);
       int stage = 0;
       for (int key = 0; key < keys_end; key += keys, stage ^= 1) {
-        wait_for_copies<0>();
+        wait_for_copies();
         __syncthreads();  // this stage is there, the other one free
         if (key + keys < keys_end) fill(stage ^ 1, key + keys);
         if (key >= warp_keys_end) continue;
@@ -149,7 +147,7 @@ PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
         }
       }
     });
-    wait_for_copies<0>();  // also where there was no key
+    wait_for_copies();  // also where there was no key
     store_gradient<QkDim>(dq, a.scale, a.dq.at(batch, q_begin + warp_row, head), a.dq.token_stride, rows - warp_row,
                           x.qk_dim, a.accumulate_dq, alignment.outputs);
   });
