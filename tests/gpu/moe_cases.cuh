@@ -11,6 +11,7 @@
 #include <pleat/moe/cuda/leaf.cuh>
 
 #include <conformance/site.hpp>
+#include <support/repeats.hpp>
 #include <support/watchdog.hpp>
 #include <unit/moe/layer_problem.hpp>
 
@@ -253,9 +254,11 @@ Outcome check_layer(int ranks) {
   return outcome;
 }
 
-/// The same bits a hundred times, with delays, with multiprocessors taken away, and whatever the budget.
+/// The same bits a hundred times: with delays, beside collectives and kernels that take multiprocessors away, and
+/// whatever the budget.
 template <class Backend, class T>
 Outcome check_bits(int ranks, int runs_per_budget) {
+  using Buffer = typename Backend::Buffer;
   Problem<T> p({.hidden = 136, .inner = 64, .experts = 8 * ranks, .k = 8}, uneven_tokens(ranks),
                std::random_device{}());
   std::optional<Answer<T>> first;
@@ -267,16 +270,21 @@ Outcome check_bits(int ranks, int runs_per_budget) {
     Backend::run(ranks, 60s, [&](typename Backend::comm_type& world) {
       std::mt19937 random(std::random_device{}());
       const CudaStream noise;
+      auto side = world.split(0, world.rank());
+      constexpr std::size_t noise_elems = std::size_t{1} << 18;
+      Buffer from(noise_elems * sizeof(float)), to(noise_elems * sizeof(float) * static_cast<std::size_t>(ranks));
       LayerRank<Backend, T> rank(world, plan, p, {static_cast<unsigned>(random()), nullptr});
       for (Answer<T>& answer : answers) {
         rank.poison();
         templates_testing::spin<<<static_cast<unsigned>(1 + random() % 200), 1024, 0, noise>>>(random() % 100'000);
         check_launch("spin");
+        side.all_gather(from.block().data, to.block().data, noise_elems, DType::f32, noise);
         rank.run();
         rank.wait();
         rank.download(answer);
       }
       rank.check();
+      side.wait(noise);
     });
     for (const Answer<T>& answer : answers) {
       if (!first) first = answer;

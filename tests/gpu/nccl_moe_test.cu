@@ -15,7 +15,7 @@ int main() {
   }
   using namespace moe_gpu_testing;
   using nccl_testing::NcclRanks;
-  int failed = check_all<NcclRanks>("NCCL threads", {2}, 25);
+  int failed = check_all<NcclRanks>("NCCL threads", {2}, testing_support::is_quick() ? 2 : 25);
   failed += fails("NCCL threads", "graph f64", 2, [] { return check_graph<NcclRanks, double>(2); });
   failed += fails("NCCL threads", "graph bf16", 2, [] { return check_graph<NcclRanks, pleat::bfloat16>(2); });
   nccl_testing::end_world();

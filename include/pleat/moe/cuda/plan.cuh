@@ -65,24 +65,22 @@ __device__ void count_block(int columns, std::int64_t block, std::int64_t blocks
   }
 }
 
-/// The first `used` of each row of counts [columns, blocks] become their exclusive sums; calls done(column, sum), in
-/// one lane.
+/// Each row of counts [columns, blocks] becomes its exclusive sums; calls done(column, sum), in one lane.
 template <class Done>
-__device__ void scan_blocks(int columns, std::int64_t blocks, std::int64_t used, std::int32_t* counts,
-                            const Done& done) {
+__device__ void scan_blocks(int columns, std::int64_t blocks, std::int32_t* counts, const Done& done) {
   for (int column = static_cast<int>(threadIdx.x / 32); column < columns; column += static_cast<int>(blockDim.x / 32)) {
     std::int32_t* const row = counts + column * blocks;
     std::int32_t before = 0;
-    for (std::int64_t first = 0; first < used; first += 32) {
+    for (std::int64_t first = 0; first < blocks; first += 32) {
       const std::int64_t b = first + lane_of_thread();
-      const std::int32_t own = b < used ? row[b] : 0;
+      const std::int32_t own = b < blocks ? row[b] : 0;
       std::int32_t sum = own;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
         const std::int32_t left = __shfl_up_sync(whole_warp, sum, distance);
         if (lane_of_thread() >= distance) sum += left;
       }
-      if (b < used) row[b] = before + sum - own;
+      if (b < blocks) row[b] = before + sum - own;
       before += __shfl_sync(whole_warp, sum, 31);
     }
     if (lane_of_thread() == 0) done(column, before);
@@ -117,29 +115,32 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   }
 }
 
+/// Each CTA adds up the counts of the blocks before its own; the last one knows the sums, and there is always one.
 /// `refused_tokens`: those of a call that has too many.
 template <int Threads>
 PLEAT_KERNEL void __launch_bounds__(Threads)
-    scan_sends_kernel(const __grid_constant__ DispatchPlan plan, std::int64_t blocks, std::int64_t refused_tokens,
-                      std::int32_t* counts, const __grid_constant__ DispatchRecord r) {
-  scan_blocks(plan.ranks, plan.token_blocks(), blocks, counts,
-              [&](int rank, std::int32_t sum) { r.send_counts[rank] = refused_tokens > 0 ? -refused_tokens : sum; });
-}
-
-template <int Threads>
-PLEAT_KERNEL void __launch_bounds__(Threads)
-    place_sends_kernel(const __grid_constant__ DispatchPlan plan, std::int64_t tokens, const std::int32_t* ids,
-                       const std::int32_t* counts, const __grid_constant__ DispatchRecord r) {
+    place_sends_kernel(const __grid_constant__ DispatchPlan plan, std::int64_t tokens, std::int64_t refused_tokens,
+                       const std::int32_t* ids, const std::int32_t* counts, const __grid_constant__ DispatchRecord r) {
+  __shared__ std::int32_t before[column_chunk];
   const std::int64_t t = blockIdx.x * std::int64_t{Threads} + threadIdx.x;
   SentRow* const sent = r.sent + t * plan.max_sends();
   int length = 0;
   for (int first = 0; first < plan.ranks; first += column_chunk) {
+    const int column = static_cast<int>(threadIdx.x);
+    if (column < column_chunk && first + column < plan.ranks) {
+      const std::int32_t* const row = counts + (first + column) * plan.token_blocks();
+      std::int32_t sum = 0;
+      for (unsigned b = 0; b < blockIdx.x; ++b) sum += row[b];
+      before[column] = sum;
+      if (blockIdx.x + 1 == gridDim.x) {
+        r.send_counts[first + column] = refused_tokens > 0 ? -refused_tokens : tokens > 0 ? sum + row[blockIdx.x] : 0;
+      }
+    }
     std::uint64_t left = t < tokens ? ranks_of(plan, ids + t * plan.shape.k, first) : 0;
     const ColumnUse use(left);
     for (; left != 0; left &= left - 1) {
       const int rank = __ffsll(static_cast<long long>(left)) - 1;
-      const std::int32_t before = counts[(first + rank) * plan.token_blocks() + blockIdx.x];
-      sent[length++] = {first + rank, before + use.users_before(rank)};
+      sent[length++] = {first + rank, before[rank] + use.users_before(rank)};
     }
   }
   if (t < tokens && length < plan.max_sends()) sent[length].rank = -1;
@@ -246,8 +247,7 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
     scan_rows_kernel(const __grid_constant__ DispatchPlan plan, std::int32_t* counts,
                      const __grid_constant__ DispatchRecord r) {
   const std::int64_t blocks = plan.ranks * plan.token_blocks();
-  scan_blocks(plan.experts_local(), blocks, blocks, counts,
-              [&](int expert, std::int32_t sum) { r.ends[expert] = sum; });
+  scan_blocks(plan.experts_local(), blocks, counts, [&](int expert, std::int32_t sum) { r.ends[expert] = sum; });
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const std::int64_t alignment = plan.options.row_alignment;
@@ -295,7 +295,6 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
 struct CudaPlanLeaf {
   static void preload() {
     preload_kernel(count_sends_kernel<plan_threads>, "count_sends_kernel");
-    preload_kernel(scan_sends_kernel<scan_threads>, "scan_sends_kernel");
     preload_kernel(place_sends_kernel<plan_threads>, "place_sends_kernel");
     preload_kernel(sum_before_kernel<32>, "sum_before_kernel");
     for_each_type(AccumulatorTypes{}, [](auto type) {
@@ -317,12 +316,8 @@ struct CudaPlanLeaf {
           <<<blocks, plan_threads, 0, s>>>(plan, planned_tokens, ids, scratch.block_counts, status);
       check_launch("count_sends_kernel");
     }
-    scan_sends_kernel<scan_threads>
-        <<<1, scan_threads, 0, s>>>(plan, blocks, tokens - planned_tokens, scratch.block_counts, r);
-    check_launch("scan_sends_kernel");
-    if (blocks == 0) return;
-    place_sends_kernel<plan_threads>
-        <<<blocks, plan_threads, 0, s>>>(plan, planned_tokens, ids, scratch.block_counts, r);
+    place_sends_kernel<plan_threads><<<std::max(blocks, 1u), plan_threads, 0, s>>>(
+        plan, planned_tokens, tokens - planned_tokens, ids, scratch.block_counts, r);
     check_launch("place_sends_kernel");
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <pleat/core/dtype.hpp>
 #include <pleat/cuda/rank_parts.cuh>
@@ -18,6 +19,25 @@ inline constexpr bool goes_by_ring = hopper::is_target && sizeof(Packed) == 16;
 /// What a kernel needs for it; other widths need nothing.
 template <class Packed>
 inline constexpr int ring_bytes = sizeof(Packed) == 16 ? RowRing::shared_bytes : 0;
+
+/// Values rounded to nearest even, two bf16 by one instruction.
+template <class T, int Width>
+__device__ pleat::detail::Pack<T, Width> rounded(const accumulator_t<T> (&values)[Width]) {
+  pleat::detail::Pack<T, Width> pack;
+  if constexpr (std::is_same_v<T, bfloat16> && Width % 2 == 0) {
+#pragma unroll
+    for (int e = 0; e < Width; e += 2) {
+      std::uint32_t pair;
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(values[e + 1]), "f"(values[e]));
+      pack.elem[e] = bfloat16::from_bits(static_cast<std::uint16_t>(pair));
+      pack.elem[e + 1] = bfloat16::from_bits(static_cast<std::uint16_t>(pair >> 16));
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < Width; ++e) pack.elem[e] = static_cast<T>(values[e]);
+  }
+  return pack;
+}
 
 /// Copies `units` to each of `count` places; a lane has `batch` units in flight.
 template <class Unit, class To>
@@ -188,15 +208,14 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
   const auto weight_of = [&](std::int64_t entry) { return static_cast<const Acc*>(r.entry_weights)[entry]; };
   // One pack of one entry: stores its gradient, and returns its part of the dot product.
   const auto apply = [&](const Packed& dy, const Packed& from, Acc weight, Packed* to) {
-    Packed d;
-    Acc dot = 0;
+    Acc d[Width], dot = 0;
 #pragma unroll
     for (int e = 0; e < Width; ++e) {
       const Acc gradient = static_cast<Acc>(dy.elem[e]);
       dot += gradient * static_cast<Acc>(from.elem[e]);
-      d.elem[e] = static_cast<T>(weight * gradient);
+      d[e] = weight * gradient;
     }
-    *to = d;
+    *to = rounded<T>(d);
     return dot;
   };
   const int lane = lane_of_thread();
@@ -270,12 +289,6 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
 #pragma unroll
     for (int e = 0; e < Width; ++e) sums[e] += weight * static_cast<Acc>(term.elem[e]);
   };
-  const auto rounded = [](const Acc(&sums)[Width]) {
-    Packed sum;
-#pragma unroll
-    for (int e = 0; e < Width; ++e) sum.elem[e] = static_cast<T>(sums[e]);
-    return sum;
-  };
   if (goes_by_ring<Packed> && plan.max_entries() <= 32) {
     if constexpr (goes_by_ring<Packed>) {
       using Rows = EntryRows<false>;
@@ -293,7 +306,7 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
                             if (u < packs)
                               add(sums, entry_weight, reinterpret_cast<const Packed*>(stage + i * piece.pitch())[u]);
                           }
-                          if (u < packs) to[u] = rounded(sums);
+                          if (u < packs) to[u] = rounded<T>(sums);
                         }
                         if (!weighted && piece.offset() == 0) write_gradients(row);
                       });
@@ -305,10 +318,23 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
     auto* const to = reinterpret_cast<Packed*>(row.source());
     for (std::int64_t u = lane; u < hidden / Width; u += 32) {
       Acc sums[Width] = {};
-      for (std::int64_t i = first_entry; i < first_entry + plan.max_entries() && r.entry_rows[i] >= 0; ++i) {
-        add(sums, weight_of(i), reinterpret_cast<const Packed*>(expert_rows + r.entry_rows[i] * hidden)[u]);
+      constexpr int batch = 4;  // entries whose loads are in flight together
+      for (int i = 0, count = batch; i < plan.max_entries() && count == batch; i += batch) {
+        Packed term[batch];
+        count = 0;
+#pragma unroll
+        for (int b = 0; b < batch; ++b) {
+          const std::int64_t from = count == b && i + b < plan.max_entries() ? r.entry_rows[first_entry + i + b] : -1;
+          if (from < 0) continue;
+          term[b] = reinterpret_cast<const Packed*>(expert_rows + from * hidden)[u];
+          ++count;
+        }
+#pragma unroll
+        for (int b = 0; b < batch; ++b) {
+          if (b < count) add(sums, weight_of(first_entry + i + b), term[b]);
+        }
       }
-      to[u] = rounded(sums);
+      to[u] = rounded<T>(sums);
     }
     if (!weighted) write_gradients(row);
   }
@@ -355,10 +381,7 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
       }
 #pragma unroll
       for (int b = 0; b < batch; ++b) {
-        Packed sum;
-#pragma unroll
-        for (int e = 0; e < Width; ++e) sum.elem[e] = static_cast<T>(sums[b][e]);
-        if (first + 32 * b < hidden / Width) to[first + 32 * b] = sum;
+        if (first + 32 * b < hidden / Width) to[first + 32 * b] = rounded<T>(sums[b]);
       }
     }
     for (int j = lane_of_thread(); j < plan.shape.k && dweights != nullptr; j += 32) {

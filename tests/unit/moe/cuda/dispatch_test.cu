@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include <pleat/cuda/buffer.hpp>
 #include <pleat/moe/host/leaf.hpp>
 
 #include <doctest/doctest.h>
@@ -354,6 +355,71 @@ TEST_CASE("what overflows is dropped as on the host") {
           moe::plan(3, shape, {.row_alignment = 8, .overflow = moe::Overflow::drop_lowest, .max_rows = max_rows}),
           ++seed);
     }
+  }
+}
+
+template <int Threads>
+__global__ void fill_kernel(bfloat16* x, std::int64_t hidden, std::int64_t elems) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * Threads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * Threads + threadIdx.x; i < elems; i += step) {
+    x[i] = bfloat16(static_cast<float>((i / hidden + i % hidden) % 251));
+  }
+}
+
+TEST_CASE("299,600 rows of 7168 elements: the last ones are right") {
+  constexpr std::int64_t tokens = 37450, hidden = 7168;
+  const DispatchPlan plan = moe::plan(1, moe::DispatchShape{tokens, hidden, 8, 8, DType::bf16});
+  Carver symmetric;
+  plan.carve_window(symmetric);
+  const CudaBuffer window(symmetric.used_bytes()), saved(plan.footprint().saved), scratch(plan.footprint().scratch),
+      x(static_cast<std::size_t>(tokens * hidden) * 2), y(x.size_bytes());
+  Carver window_carver(window.block()), saved_carver(saved.block()), scratch_carver(scratch.block());
+  const moe::DispatchWindow w = plan.carve_window(window_carver);
+  const moe::DispatchRecord r = plan.carve_saved(saved_carver);
+  const moe::PlanScratch s = plan.carve_plan_scratch(scratch_carver);
+  std::vector<std::int32_t> all_ids;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int j = 0; j < 8; ++j) all_ids.push_back((j + static_cast<std::int32_t>(t)) % 8);
+  }
+  const Managed<std::int32_t> ids(all_ids);
+  const Managed<float> weights(std::vector<float>(all_ids.size(), 0.125f));
+  const Managed<moe::DispatchStatus> status(std::vector<moe::DispatchStatus>(1));
+  const Managed<std::int64_t> first(std::vector<std::int64_t>{0});
+  const auto table = [&](RowKind kind, std::vector<Managed<std::byte*>>& bases,
+                         std::vector<Managed<std::int64_t*>>& counts) {
+    const int way = static_cast<int>(way_of(kind));
+    bases.emplace_back(std::vector<std::byte*>{w.rows[way]});
+    counts.emplace_back(std::vector<std::int64_t*>{w.counts[way]});
+    return RowTable{bases.back().data(), first.data(), counts.back().data(), plan.format(kind)};
+  };
+  std::vector<Managed<std::byte*>> bases;
+  std::vector<Managed<std::int64_t*>> counts;
+  const RowTable there = table(RowKind::token, bases, counts), back = table(RowKind::result, bases, counts);
+  using leaf = moe_leaf<cuda_device>;
+  fill_kernel<256><<<1024, 256>>>(reinterpret_cast<bfloat16*>(x.data()), hidden, tokens * hidden);
+  check_launch("fill_kernel");
+  leaf::plan_sends(plan, tokens, tokens, ids.data(), r, s, status.data(), nullptr);
+  leaf::pack(plan, tokens, x.data(), ids.data(), weights.data(), r, there, nullptr);
+  leaf::plan_rows(plan, 0, there, r, s, status.data(), nullptr);
+  leaf::expand(plan, there, r, nullptr);
+  leaf::sum_experts(plan, r.rows, true, r, back, nullptr);
+  leaf::sum_sources(plan, tokens, back, r, y.data(), nullptr, status.data(), nullptr);
+  finish();
+  const auto read = [](const std::byte* from, std::int64_t row) {
+    std::vector<bfloat16> values(hidden);
+    check_cuda(
+        cudaMemcpy(values.data(), from + static_cast<std::size_t>(row * hidden) * 2, hidden * 2, cudaMemcpyDefault),
+        "cudaMemcpy");
+    return values;
+  };
+  std::int64_t ends[8];
+  check_cuda(cudaMemcpy(ends, r.ends, sizeof ends, cudaMemcpyDefault), "cudaMemcpy");
+  CHECK(ends[7] * hidden > 2147483647LL);
+  const std::vector<bfloat16> last = read(r.rows, ends[7] - 1), sum = read(y.data(), tokens - 1);
+  for (std::int64_t h = 0; h < hidden; ++h) {
+    const auto expected = static_cast<float>((tokens - 1 + h) % 251);
+    REQUIRE(static_cast<float>(last[static_cast<std::size_t>(h)]) == expected);
+    REQUIRE(static_cast<float>(sum[static_cast<std::size_t>(h)]) == expected);
   }
 }
 

@@ -262,7 +262,7 @@ TEST_CASE("experts on the GPU: a captured graph follows the offsets it finds") {
   CudaExpertLeaf::preload();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+  check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   layer.run(false, s);
   check_cuda(cudaStreamEndCapture(s, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
