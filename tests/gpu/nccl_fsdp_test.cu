@@ -1,6 +1,6 @@
 // Sharded training on two GPUs: the bits of the host in every run, whatever is late, whatever else occupies the GPU and
 // however many multiprocessors sums have; the same from a captured graph, and a clear error where none can be captured.
-// Then all of it again with one hardware queue per GPU. Exit code 77 where there are fewer than two GPUs.
+// Then the same without graphs, with one hardware queue per GPU. Exit code 77 where there are fewer than two GPUs.
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include "nccl_backend.cuh"
 #include "templates_cases.cuh"
@@ -133,11 +133,11 @@ void check_refusal() {
   std::printf("ok      a graph of ranks that meet on the host is refused\n");
 }
 
-int run_all(int runs) {
+int run_all(int runs, bool with_graphs) {
   try {
     check_refusal();
     check_runs<nccl_testing::NcclRanks>("late streams, noise, budgets", trainings_of(false), runs);
-    check_runs<GraphRanks>("the same from graphs", trainings_of(true), std::max(1, runs / 5));
+    if (with_graphs) check_runs<GraphRanks>("the same from graphs", trainings_of(true), std::max(1, runs / 5));
   } catch (const std::exception& e) {
     std::printf("FAILED  %s\n", e.what());
     return 1;
@@ -167,7 +167,8 @@ int main(int argc, char** argv) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);
   if (argc == 3 && std::string(argv[1]) == "one queue") {
     std::printf("with one hardware queue:\n");
-    const int failed = run_all(std::atoi(argv[2]));
+    // The branches of a graph would enter the one queue in an order that nobody chooses.
+    const int failed = run_all(std::atoi(argv[2]), false);
     nccl_testing::end_world();
     return failed;
   }
@@ -177,7 +178,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   const int runs = argc == 2 ? std::atoi(argv[1]) : 20;  // of five trainings
-  int failed = run_all(runs);
+  int failed = run_all(runs, true);
   nccl_testing::end_world();
   if (failed == 0) failed = run_with_one_queue(std::max(1, runs / 2));
   std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");

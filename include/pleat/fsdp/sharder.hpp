@@ -105,9 +105,10 @@ class Sharder {
   ///     op.join(streams);
   ///     cudaStreamEndCapture(streams.compute, &graph);
   ///
-  /// after a step without a graph, which connects and loads what is needed. All ranks replay alike.
-  /// Errors: F17 when something is in flight, or where ranks meet on the host (threads that share GPUs): no graph can
-  /// hold that; F10 when a unit is held.
+  /// after a step without a graph, which connects and loads what is needed. All ranks replay alike. Not with
+  /// CUDA_DEVICE_MAX_CONNECTIONS=1: the branches of a graph would enter the one hardware queue in any order. `fork`
+  /// once more before calls without a graph. Errors: F17 when something is in flight, or where ranks meet on the host
+  /// (threads that share GPUs): no graph can hold that; F10 when a unit is held.
   void fork(const streams_type& streams) {
     if constexpr (device_kind<typename Executor::device_type> == DeviceKind::cuda) {
       if (state_->plan.transport == Transport::peer ? !is_capturable<peers_type> : !is_capturable<Comm>) {
