@@ -40,8 +40,8 @@ struct ExpertShape {
 };
 
 struct ExpertOptions {
-  /// How many CTAs of a grouped product may run at once, so that other kernels find multiprocessors; 0: as many as fit.
-  /// The bits do not depend on it.
+  /// How many CTAs of a grouped product may run at once where the kernel is the tensor cores' own (Hopper, bf16), so
+  /// that other kernels find multiprocessors: two at least; 0: as many as fit. The bits do not depend on it.
   int max_ctas = 0;
 };
 

@@ -231,7 +231,7 @@ bool has_grouped_kernel() {
   return attributes.maxThreadsPerBlock >= grouped_threads;
 }
 
-/// On at most `ctas` CTAs, and at most one per multiprocessor; 0: all. Errors: cuda_error C20.
+/// On at most `ctas` CTAs, but one cluster, and at most one CTA per multiprocessor; 0: all. Errors: cuda_error C20.
 template <Grouped Op, int Ctas>
 void launch_grouped(const GroupedArguments& args, int ctas, cudaStream_t s) {
   constexpr std::size_t shared_bytes = sizeof(GroupedShared<Op>);

@@ -47,6 +47,7 @@ struct GroupedTraits {
   static constexpr int width = Op == Grouped::gate_up ? 128 : 256;    // columns of a tile, in each result
   static constexpr int boxes = Op == Grouped::down_backward ? 5 : 2;  // staged at once by each consumer
   static constexpr int step = depth_step<Op>;
+  static_assert(step == 64 || (major_a == hopper::Major::mn && major_b == hopper::Major::mn));
   static constexpr int panel_bytes = step * 128;                                   // 64 rows or columns of an operand
   static constexpr int stages = (28 - 2 * boxes) * box_bytes / (6 * panel_bytes);  // in all nearly 227 KiB
 };
