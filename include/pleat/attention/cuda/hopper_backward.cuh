@@ -75,7 +75,7 @@ class Consumer {
   __device__ bool step(KeyGradient& dk, ValueGradient& dv, int key) {
     Scores scores, ds;
     Pairs p_pairs, ds_pairs;
-    const TileOfQueries& tile = s_.tile[at_.stage];
+    const TileOfQueries& tile = s_.record[count_++ % Shared<Tiling>::records].queries;
     s_.q_full[at_.stage].wait(at_.parity);
     zero_outside<Tiling::queries, Tiling::qk_dim>(s_.q[at_.stage], tile.first, tile.last, 2 + place_);
     multiply(scores, Tile<Tiling::keys, Major::k>(s_.k), Tile<Tiling::queries, Major::k>(s_.q[at_.stage]),
@@ -197,17 +197,22 @@ class Consumer {
       store_matrices(to + ((2 * q + lane / 16) ^ (row % 8)) * 16, pairs[q]);
     fence_async_proxy();
   }
-  /// Gives this warp group's columns of dQ to the warp that adds them.
+  /// Gives this warp group's columns of dQ to the warp that adds them. Odd rows begin two groups of columns further, so
+  /// that the threads of a store find different banks.
   __device__ void hand_over(const float (&dq)[Tiling::half / 2]) {
     const int row = row_ - 64 * place_, t = static_cast<int>(threadIdx.x % 4);
+    const bool is_odd = row % 2 != 0;
 #pragma unroll
     for (int j = 0; j < Tiling::half / 8; ++j) {
       float* const panel = s_.dq[dq_at_.stage][place_] + j / 4 * Tiling::queries * 32;
+      const int other = j ^ 2, mine = (is_odd ? other : j) % 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int r = row + 8 * i, word = (2 * (j % 4) + t / 2) ^ (r % 8);
-        *reinterpret_cast<float2*>(panel + r * 32 + word * 4 + t % 2 * 2) = {dq[4 * j + 2 * i] * call_.scale,
-                                                                             dq[4 * j + 2 * i + 1] * call_.scale};
+        const float2 pair = is_odd ? float2{dq[4 * other + 2 * i], dq[4 * other + 2 * i + 1]}
+                                   : float2{dq[4 * j + 2 * i], dq[4 * j + 2 * i + 1]};
+        const int r = row + 8 * i, word = (2 * mine + t / 2) ^ (r % 8);
+        *reinterpret_cast<float2*>(panel + r * 32 + word * 4 + t % 2 * 2) = {pair.x * call_.scale,
+                                                                             pair.y * call_.scale};
       }
     }
     fence_async_proxy();
@@ -266,7 +271,8 @@ class Consumer {
   Cycle<Tiling::stages> at_;
   Cycle<2> dq_at_;
   std::uint32_t kv_parity_ = 0;
-  int turn_ = 0;  // which of the two dS is written next
+  unsigned count_ = 0;  // tiles of queries
+  int turn_ = 0;        // which of the two dS is written next
 };
 
 template <class Tiling, class T>
@@ -384,9 +390,11 @@ struct HopperBackward {
            is_head_mappable(a.dq, e.batch, e.q_tokens, e.q_heads, e.qk_dim) && stores(a.dk) && stores(a.dv) &&
            is_built_here();
   }
-  /// What it takes. Errors: cuda_error C20.
+  /// What it takes. In a fixed order few tiles of keys of a head run together, because each waits for those before it;
+  /// otherwise many, because they share L2. Errors: cuda_error C20.
   static void run(const Backward<T>& a, cudaStream_t stream) {
-    hopper_backward_detail::launch<Tiling>(a, a.extents.batch * a.extents.kv_heads, stream);
+    const int heads = a.extents.batch * a.extents.kv_heads;
+    hopper_backward_detail::launch<Tiling>(a, a.deterministic ? heads : std::min(heads, 8), stream);
   }
   static void preload() {
     (void)is_built_here();

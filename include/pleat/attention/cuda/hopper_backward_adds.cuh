@@ -9,7 +9,7 @@ namespace pleat::inline v0::attention_kernel::hopper_backward_detail {
 /// How many adds to a tile of dQ come before one: they are ordered by tile of keys, then by rectangle. All lanes of a
 /// warp; lane i brings `first_32`, rectangle i if there is one.
 template <class Tiling>
-__device__ unsigned adds_before(const TileOfGradients& tile, const WorkList& work, const TileRectangle& first_32) {
+__device__ unsigned adds_before(const TileRecord& tile, const WorkList& work, const TileRectangle& first_32) {
   int count = 0;
   for (int i = static_cast<int>(threadIdx.x % 32); i < work.count; i += 32) {
     const TileRectangle r = i < 32 ? first_32 : TileRectangle::of(work.rectangles[i]);
@@ -50,7 +50,7 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
   Turn before;
   for (unsigned i = 0;; ++i) {
     s.dq_full[at.stage].wait(at.parity);
-    const TileOfGradients tile = s.gradients[i % Shared<Tiling>::records];
+    const TileRecord& tile = s.record[i % Shared<Tiling>::records];
     if (!tile.exists) break;
     Turn now;
     if (call.turns != nullptr) {

@@ -21,17 +21,18 @@ namespace hopper_backward_detail {
 
 using namespace hopper;
 
-/// Where a tile of dQ goes.
-struct TileOfGradients {
-  int query, head, batch;
-  int key_tile, index;  // what it comes from: tile of keys, rectangle of the work
-  bool exists;          // false: no more will come
+/// What the warps must know of a tile of queries, beside its data.
+struct TileRecord {
+  TileOfQueries queries;
+  int query, head, batch;  // where it lies
+  int key_tile, index;     // what it meets: tile of keys, by which rectangle of the work
+  bool exists;             // false: no more will come
 };
 
 template <class Tiling>
 struct Shared {
   static constexpr int slots = 2;
-  static constexpr int records = 8;  // more than tiles are between the loads of their queries and the adds
+  static constexpr int records = 8;  // more tiles than are between the loads of queries and the adds to dQ
   alignas(1024) std::uint16_t k[Tiling::keys * Tiling::qk_dim];
   alignas(1024) std::uint16_t v[Tiling::keys * Tiling::v_dim];
   alignas(1024) std::uint16_t q[Tiling::stages][Tiling::queries * Tiling::qk_dim];
@@ -40,16 +41,16 @@ struct Shared {
   alignas(1024) float dq[2][Tiling::consumers][Tiling::queries * Tiling::half];
   alignas(16) float lse_log2[Tiling::stages][Tiling::queries];
   alignas(16) float delta[Tiling::stages][Tiling::queries];
-  TileOfQueries tile[Tiling::stages];
-  TileOfGradients gradients[records];
+  TileRecord record[records];
   unsigned item[slots];
   bool any[slots];  // whether some query sees keys of the item
   Barrier item_full[slots], item_empty[slots], kv_full, kv_empty, q_full[Tiling::stages], q_empty[Tiling::stages],
       dout_full[Tiling::stages], dout_empty[Tiling::stages], dq_full[2], dq_empty[2];
 };
 
-/// What all warps know. Items (tile of keys, key-value head) are taken in order by whoever is free: an item waits only
-/// for what the items before it add, which is under way or done.
+/// What all warps know. Items (tile of keys, key-value head) are taken in order by whoever is free, early keys first:
+/// those of a causal rectangle are seen by the most queries. Where dQ has a fixed order, an item adds to each tile of
+/// it after those before it, which are under way or done.
 template <class T>
 struct Call {
   Extents extents;
@@ -86,14 +87,14 @@ __device__ QueryTiles<Tiling::queries> query_tiles(const Call<T>& call, int key_
   return {call.work, begin, end, call.group()};
 }
 
-/// One warp: takes items, loads their tiles.
+/// One warp: takes items, loads their tiles. What it can, it does before it waits for room.
 template <class Tiling, class T>
 __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   Cycle<Shared<Tiling>::slots> slot;
   Cycle<Tiling::stages> at;
   std::uint32_t kv_parity = 0;
-  unsigned record = 0;
+  unsigned count = 0;
   while (true) {
     s.item_empty[slot.stage].wait(slot.parity ^ 1);
     const unsigned ticket = __shfl_sync(~0u, lane == 0 ? atomicAdd(call.ticket, 1u) : 0u, 0);
@@ -102,7 +103,7 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
     auto tiles = query_tiles<Tiling>(call, key_tile);
     bool more = exists && tiles.next();
     if (lane == 0) {
-      if (!exists) s.gradients[record % Shared<Tiling>::records].exists = false;
+      if (!exists) s.record[count % Shared<Tiling>::records].exists = false;
       s.item[slot.stage] = ticket;
       s.any[slot.stage] = more;
       s.item_full[slot.stage].arrive();
@@ -119,33 +120,38 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
       }
     }
     while (more) {
+      TileRecord& record = s.record[count++ % Shared<Tiling>::records];
       const int head = kv_head * call.group() + tiles.head(), query = tiles.query();
-      s.q_empty[at.stage].wait(at.parity ^ 1);
-      TileOfQueries& tile = s.tile[at.stage];
-      if (lane == 0) {
-        s.q_full[at.stage].arrive_expecting(sizeof s.q[0]);
-        load_rows(s.q[at.stage], maps.q, s.q_full[at.stage], query, head, batch);
-        tile = tiles.tile();
-        s.gradients[record % Shared<Tiling>::records] = {query, head, batch, key_tile, tiles.index(), true};
-      }
-      ++record;
-      __syncwarp();
-#pragma unroll 1
-      for (int row = lane; row < Tiling::queries; row += 32) {
-        // Rows that are no part of the rectangle, or see no key, weigh exp(-inf).
-        const bool takes_part = row >= tile.first && row < tile.last;
-        const float lse = takes_part ? call.lse.at(batch, query + row, head) : -INFINITY;
-        s.lse_log2[at.stage][row] = lse == -INFINITY ? INFINITY : lse * 1.44269504088896341f;
-        s.delta[at.stage][row] = takes_part ? call.delta.at(batch, query + row, head) : 0.0f;
+      float lse[2], delta[2];
+      {
+        const TileOfQueries tile = tiles.tile();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // rows that are no part of the rectangle weigh nothing
+          const int row = lane + 32 * i;
+          const bool takes_part = row >= tile.first && row < tile.last;
+          lse[i] = takes_part ? call.lse.at(batch, query + row, head) : -INFINITY;
+          delta[i] = takes_part ? call.delta.at(batch, query + row, head) : 0.0f;
+        }
+        if (lane == 0) record = {tile, query, head, batch, key_tile, tiles.index(), true};
       }
       more = tiles.next();
-      if (lane == 0) tile.is_final = !more;
-      s.q_full[at.stage].arrive();
+      s.q_empty[at.stage].wait(at.parity ^ 1);
+      if (lane == 0) {
+        record.queries.is_final = !more;
+        s.q_full[at.stage].arrive_expecting(sizeof s.q[0]);
+        load_rows(s.q[at.stage], maps.q, s.q_full[at.stage], query, head, batch);
+      }
       s.dout_empty[at.stage].wait(at.parity ^ 1);
       if (lane == 0) {
         s.dout_full[at.stage].arrive_expecting(sizeof s.dout[0]);
         load_rows(s.dout[at.stage], maps.dout, s.dout_full[at.stage], query, head, batch);
       }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // exp2(x - inf) = 0, also for rows that see no key
+        s.lse_log2[at.stage][lane + 32 * i] = lse[i] == -INFINITY ? INFINITY : lse[i] * 1.44269504088896341f;
+        s.delta[at.stage][lane + 32 * i] = delta[i];
+      }
+      s.q_full[at.stage].arrive();
       at.advance();
     }
   }

@@ -144,8 +144,8 @@ class QueryTiles {
       : work_(work), begin_(begin), end_(end), heads_(heads) {}
 
   __device__ bool next() {
-    query_ += Queries;
-    while (query_ >= stop_) {
+    query_ -= Queries;
+    while (query_ < stop_) {
       if (!next_rectangle()) {
         if (++head_ >= heads_) return false;
         next_ = 0;
@@ -153,8 +153,8 @@ class QueryTiles {
       }
       // The first query that sees the rectangle's first key here, if any does.
       const int first = max(rectangle_.q0, max(begin_, rectangle_.k0) - rectangle_.diagonal + 1);
-      query_ = first / Queries * Queries;
-      stop_ = first < rectangle_.q1 ? rectangle_.q1 : query_;
+      query_ = (rectangle_.q1 - 1) / Queries * Queries;
+      stop_ = first < rectangle_.q1 ? first / Queries * Queries : query_ + 1;
     }
     return true;
   }
@@ -192,7 +192,7 @@ class QueryTiles {
 
   const WorkList& work_;
   int begin_, end_, heads_;
-  int head_ = 0, query_ = 0, stop_ = 0, index_ = 0;
+  int head_ = 0, query_ = 0, stop_ = 1, index_ = 0;
   int base_ = 0, next_ = 0;
   unsigned hits_ = 0;
   TileRectangle rectangle_{};
