@@ -6,6 +6,8 @@
 //
 // Exit code 77 where there are fewer than two GPUs; 1 when bits differ or time is up; 3 with --check when a bar is
 // missed. The same rows of PyTorch: peers/context_parallel.py.
+#include <optional>
+
 #include <pleat/attention/cuda/leaf.cuh>
 #include <pleat/attention/ring.hpp>
 #include <pleat/cuda/leaf.cuh>
@@ -74,8 +76,9 @@ class Rank {
   Rank(NcclComm& world, Report& report, std::size_t window_bytes)
       : site_(world, comm_bench::mib, window_bytes), report_(report) {}
 
-  void run(const Heads& heads, std::int64_t tokens, const Bars& bars) {
-    const auto plan_of = [&](Transport transport) {
+  /// `ctas_beside_nccl`: also with so many CTAs, which leaves multiprocessors to NCCL; 0: without.
+  void run(const Heads& heads, std::int64_t tokens, const Bars& bars, int ctas_beside_nccl = 0) {
+    const auto plan_of = [&](Transport transport, int max_ctas = 0) {
       return ring::plan(comm_bench::ranks,
                         {.tokens = tokens,
                          .q_heads = heads.q,
@@ -83,7 +86,7 @@ class Rank {
                          .qk_dim = heads.qk_dim,
                          .v_dim = heads.v_dim,
                          .dtype = DType::bf16},
-                        {.transport = transport});
+                        {.transport = transport, .max_ctas = max_ctas});
     };
     const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective);
     const std::int64_t local = peer.local_tokens(site_.rank());
@@ -107,7 +110,7 @@ class Rank {
                    site_.measure_plain(
                        1, [&](int) { backward(); }, samples)};
     };
-    std::vector<std::vector<std::byte>> results[2];
+    std::vector<std::vector<std::byte>> results[3];
     const auto ring_times = [&](const ring::Plan& plan, std::vector<std::vector<std::byte>>& result) {
       auto op = ring::bind(plan, CudaExecutor{}, group, memory, s.compute);
       ring::Saved saved(saved_bytes.block());
@@ -117,8 +120,10 @@ class Rank {
       return times;
     };
     const Times pushed = ring_times(peer, results[0]), exchanged = ring_times(collective, results[1]);
-    if (site_.meet(results[0] == results[1] ? 0 : 1) != 0)
-      throw std::runtime_error("other bits by NCCL than by copies");
+    std::optional<Times> beside;
+    if (ctas_beside_nccl > 0) beside = ring_times(plan_of(Transport::collective, ctas_beside_nccl), results[2]);
+    const bool are_equal = results[0] == results[1] && (!beside || results[0] == results[2]);
+    if (site_.meet(are_equal ? 0 : 1) != 0) throw std::runtime_error("other bits by NCCL than by copies");
 
     const auto plan = std::make_shared<const ring::Plan>(collective);
     const ring::PlacedWork work(plan->work, site_.rank(), pinned.block(), persistent.block(), CudaExecutor{},
@@ -138,6 +143,11 @@ class Rank {
         alone.forward, bars.forward);
     add(heads, tokens, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
         exchanged.backward, alone.backward, bars.backward);
+    if (beside) {
+      const std::string way = "by NCCL, " + std::to_string(ctas_beside_nccl) + " CTAs";
+      report_.add({"  forward", way, 0, beside->forward, 0, alone.forward});
+      report_.add({"  backward", way, 0, beside->backward, 0, alone.backward});
+    }
   }
 
  private:
@@ -186,7 +196,7 @@ int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
   Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{12}) << 30);
   report.title("ring attention, bf16, causal, two GPUs; floor: nothing transferred");
   const Heads mha{"32/32 d128", 32, 32, 128, 128};
-  rank.run(mha, 16384, {540, 400});
+  rank.run(mha, 16384, {540, 400}, 116);
   if (!options.quick) {
     rank.run(mha, 32768, {560, 440});
     rank.run(mha, 65536, {580, 480});
