@@ -29,7 +29,7 @@ class Consumer {
              static_cast<int>(threadIdx.x) % 32 / 4) {}
 
   __device__ void run() {
-    Cycle<Shared<Tiling>::slots> slot;
+    Cycle<2> slot;
     while (true) {
       s_.item_full[slot.stage].wait(slot.parity);
       if (s_.item[slot.stage] >= call_.items()) break;
@@ -37,8 +37,8 @@ class Consumer {
       arrive(s_.item_empty[slot.stage]);
       slot.advance();
     }
-    s_.dq_empty[dq_at_.stage].wait(dq_at_.parity ^ 1);
-    arrive(s_.dq_full[dq_at_.stage]);  // the record says that no more will come
+    s_.dq_empty[at_.place()].wait(at_.parity() ^ 1);
+    arrive(s_.dq_full[at_.place()]);  // the record says that no more will come
   }
 
  private:
@@ -75,21 +75,21 @@ class Consumer {
   __device__ bool step(KeyGradient& dk, ValueGradient& dv, int key) {
     Scores scores, ds;
     Pairs p_pairs, ds_pairs;
-    const TileOfQueries& tile = s_.record[count_++ % Shared<Tiling>::records].queries;
-    s_.q_full[at_.stage].wait(at_.parity);
-    zero_outside<Tiling::queries, Tiling::qk_dim>(s_.q[at_.stage], tile.first, tile.last, 2 + place_);
-    multiply(scores, Tile<Tiling::keys, Major::k>(s_.k), Tile<Tiling::queries, Major::k>(s_.q[at_.stage]),
+    const TileOfQueries& tile = s_.record[at_.count % Shared<Tiling>::records].queries;
+    s_.q_full[at_.place()].wait(at_.parity());
+    zero_outside<Tiling::queries, Tiling::qk_dim>(s_.q[at_.place()], tile.first, tile.last, 2 + place_);
+    multiply(scores, Tile<Tiling::keys, Major::k>(s_.k), Tile<Tiling::queries, Major::k>(s_.q[at_.place()]),
              Tiling::qk_dim);
-    s_.dout_full[at_.stage].wait(at_.parity);
-    zero_outside<Tiling::queries, Tiling::v_dim>(s_.dout[at_.stage], tile.first, tile.last, 2 + place_);
-    multiply(ds, Tile<Tiling::keys, Major::k>(s_.v), Tile<Tiling::queries, Major::k>(s_.dout[at_.stage]),
+    s_.dout_full[at_.place()].wait(at_.parity());
+    zero_outside<Tiling::queries, Tiling::v_dim>(s_.dout[at_.place()], tile.first, tile.last, 2 + place_);
+    multiply(ds, Tile<Tiling::keys, Major::k>(s_.v), Tile<Tiling::queries, Major::k>(s_.dout[at_.place()]),
              Tiling::v_dim);
     wait<1>();
     pin(scores);
     mask(scores, tile, key);
     weigh(scores);
     round(p_pairs, scores);
-    multiply_pairs(dv, p_pairs, Tile<Tiling::queries, Major::mn>(s_.dout[at_.stage]));
+    multiply_pairs(dv, p_pairs, Tile<Tiling::queries, Major::mn>(s_.dout[at_.place()]));
     wait<1>();
     pin(ds);
     differentiate(ds, scores);
@@ -98,18 +98,18 @@ class Consumer {
     named_sync(1, Tiling::consumers * warp_group_threads);  // all of dS is there, and nobody reads the one before
     float dq[Tiling::half / 2];
     multiply_shared(dq);
-    multiply_pairs(dk, ds_pairs, Tile<Tiling::queries, Major::mn>(s_.q[at_.stage]));
+    multiply_pairs(dk, ds_pairs, Tile<Tiling::queries, Major::mn>(s_.q[at_.place()]));
     const bool is_final = tile.is_final;
-    s_.dq_empty[dq_at_.stage].wait(dq_at_.parity ^ 1);
+    s_.dq_empty[at_.place()].wait(at_.parity() ^ 1);
     wait<1>();
     pin(dv);
     pin(dq);
-    arrive(s_.dout_empty[at_.stage]);
+    arrive(s_.dout_empty[at_.place()]);
     hand_over(dq);
     wait<0>();
     pin(dk);
-    arrive(s_.q_empty[at_.stage]);
-    at_.advance();
+    arrive(s_.q_empty[at_.place()]);
+    ++at_.count;
     return is_final;
   }
 
@@ -133,8 +133,7 @@ class Consumer {
   }
   /// This warp group's columns of dQ / scale = dS K, under way.
   __device__ void multiply_shared(float (&dq)[Tiling::half / 2]) {
-    const Tile<Tiling::keys, Major::mn> ds(s_.ds[turn_]), k(s_.k);
-    turn_ ^= 1;
+    const Tile<Tiling::keys, Major::mn> ds(s_.ds[at_.place()]), k(s_.k);
     pin(dq);
     fence();
 #pragma unroll
@@ -165,7 +164,7 @@ class Consumer {
   __device__ void weigh(Scores& scores) const {
 #pragma unroll
     for (int j = 0; j < Tiling::queries / 8; ++j) {
-      const float2 lse = statistics(s_.lse_log2[at_.stage], j);
+      const float2 lse = statistics(s_.lse_log2[at_.place()], j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = scores[4 * j + i];
@@ -178,7 +177,7 @@ class Consumer {
   __device__ void differentiate(Scores& ds, const Scores& p) const {
 #pragma unroll
     for (int j = 0; j < Tiling::queries / 8; ++j) {
-      const float2 delta = statistics(s_.delta[at_.stage], j);
+      const float2 delta = statistics(s_.delta[at_.place()], j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) ds[4 * j + i] = p[4 * j + i] * (ds[4 * j + i] - (i % 2 == 0 ? delta.x : delta.y));
     }
@@ -191,7 +190,7 @@ class Consumer {
   __device__ void share(const Pairs& pairs) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = row_ - lane / 4 + lane % 16;  // of the matrices that this lane names
-    char* const to = reinterpret_cast<char*>(s_.ds[turn_]) + row * 128;
+    char* const to = reinterpret_cast<char*>(s_.ds[at_.place()]) + row * 128;
 #pragma unroll
     for (int q = 0; q < Tiling::queries / 16; ++q)
       store_matrices(to + ((2 * q + lane / 16) ^ (row % 8)) * 16, pairs[q]);
@@ -204,7 +203,7 @@ class Consumer {
     const bool is_odd = row % 2 != 0;
 #pragma unroll
     for (int j = 0; j < Tiling::half / 8; ++j) {
-      float* const panel = s_.dq[dq_at_.stage][place_] + j / 4 * Tiling::queries * 32;
+      float* const panel = s_.dq[at_.place()][place_] + j / 4 * Tiling::queries * 32;
       const int other = j ^ 2, mine = (is_odd ? other : j) % 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -216,8 +215,7 @@ class Consumer {
       }
     }
     fence_async_proxy();
-    arrive(s_.dq_full[dq_at_.stage]);
-    dq_at_.advance();
+    arrive(s_.dq_full[at_.place()]);
   }
 
   /// Keys and values that no rectangle of this tile shows may hold anything.
@@ -268,11 +266,8 @@ class Consumer {
   Shared<Tiling>& s_;
   const Call<T>& call_;
   const int place_, row_;  // among the consumers; this thread's first row of the tile of keys
-  Cycle<Tiling::stages> at_;
-  Cycle<2> dq_at_;
+  TileNumber at_;
   std::uint32_t kv_parity_ = 0;
-  unsigned count_ = 0;  // tiles of queries
-  int turn_ = 0;        // which of the two dS is written next
 };
 
 template <class Tiling, class T>
@@ -283,19 +278,15 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
     auto& s = *reinterpret_cast<Shared<Tiling>*>(shared);
     constexpr int consumer_warps = Tiling::consumers * warp_group_threads / 32;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < Shared<Tiling>::slots; ++i) {
-        s.item_full[i].init(1);
-        s.item_empty[i].init(consumer_warps);
-      }
       s.kv_full.init(1);
       s.kv_empty.init(consumer_warps);
-      for (int i = 0; i < Tiling::stages; ++i) {
+      for (int i = 0; i < 2; ++i) {
+        s.item_full[i].init(1);
+        s.item_empty[i].init(consumer_warps);
         s.q_full[i].init(32 + 1);
         s.dout_full[i].init(1);
         s.q_empty[i].init(consumer_warps);
         s.dout_empty[i].init(consumer_warps);
-      }
-      for (int i = 0; i < 2; ++i) {
         s.dq_full[i].init(consumer_warps);
         s.dq_empty[i].init(1);
       }

@@ -46,11 +46,10 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
   const int lane = static_cast<int>(threadIdx.x % 32);
   const TileRectangle first_32 =
       lane < call.work.count ? TileRectangle::of(call.work.rectangles[lane]) : TileRectangle{};
-  Cycle<2> at;
   Turn before;
-  for (unsigned i = 0;; ++i) {
-    s.dq_full[at.stage].wait(at.parity);
-    const TileRecord& tile = s.record[i % Shared<Tiling>::records];
+  for (TileNumber at;; ++at.count) {
+    s.dq_full[at.place()].wait(at.parity());
+    const TileRecord& tile = s.record[at.count % Shared<Tiling>::records];
     if (!tile.exists) break;
     Turn now;
     if (call.turns != nullptr) {
@@ -70,11 +69,11 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
       if (now.turn != nullptr) asm volatile("fence.proxy.async;" ::: "memory");
 #pragma unroll
       for (int half = 0; half < Tiling::consumers; ++half) {
-        add(maps.dq, s.dq[at.stage][half], 0, tile.query, half * Tiling::half / 32, tile.head, tile.batch);
+        add(maps.dq, s.dq[at.place()][half], 0, tile.query, half * Tiling::half / 32, tile.head, tile.batch);
       }
       commit_stores();
       wait_stores_read<0>();
-      s.dq_empty[at.stage].arrive();
+      s.dq_empty[at.place()].arrive();
       if (before.turn != nullptr) {
         wait_stores<1>();
         before.pass();
@@ -82,7 +81,6 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
       before = now;
     }
     __syncwarp();
-    at.advance();
   }
   if (lane == 0) {
     wait_stores<0>();

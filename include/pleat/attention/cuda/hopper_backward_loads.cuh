@@ -8,10 +8,10 @@
 
 namespace pleat::inline v0::attention_kernel {
 
-/// Two warp groups of 64 keys each; `Stages` tiles of 64 queries in flight.
-template <int QkDim, int VDim, int Stages = 2>
+/// Two warp groups of 64 keys each walk tiles of 64 queries.
+template <int QkDim, int VDim>
 struct BackwardTiling {
-  static constexpr int qk_dim = QkDim, v_dim = VDim, stages = Stages;
+  static constexpr int qk_dim = QkDim, v_dim = VDim;
   static constexpr int consumers = 2, keys = 64 * consumers, queries = 64;
   static constexpr int half = QkDim / consumers;  // columns of dQ per warp group
   static constexpr int threads = (consumers + 1) * hopper::warp_group_threads;
@@ -29,23 +29,31 @@ struct TileRecord {
   bool exists;             // false: no more will come
 };
 
+/// Where tile number `count` of queries of a CTA lies: everything that changes with it has two places.
+struct TileNumber {
+  unsigned count = 0;
+
+  __device__ int place() const { return static_cast<int>(count % 2); }
+  /// Of the place's `full` barriers; of the `empty` ones the other.
+  __device__ std::uint32_t parity() const { return count / 2 % 2; }
+};
+
 template <class Tiling>
 struct Shared {
-  static constexpr int slots = 2;
   static constexpr int records = 8;  // more tiles than are between the loads of queries and the adds to dQ
   alignas(1024) std::uint16_t k[Tiling::keys * Tiling::qk_dim];
   alignas(1024) std::uint16_t v[Tiling::keys * Tiling::v_dim];
-  alignas(1024) std::uint16_t q[Tiling::stages][Tiling::queries * Tiling::qk_dim];
-  alignas(1024) std::uint16_t dout[Tiling::stages][Tiling::queries * Tiling::v_dim];
+  alignas(1024) std::uint16_t q[2][Tiling::queries * Tiling::qk_dim];
+  alignas(1024) std::uint16_t dout[2][Tiling::queries * Tiling::v_dim];
   alignas(1024) std::uint16_t ds[2][Tiling::keys * Tiling::queries];
   alignas(1024) float dq[2][Tiling::consumers][Tiling::queries * Tiling::half];
-  alignas(16) float lse_log2[Tiling::stages][Tiling::queries];
-  alignas(16) float delta[Tiling::stages][Tiling::queries];
+  alignas(16) float lse_log2[2][Tiling::queries];
+  alignas(16) float delta[2][Tiling::queries];
   TileRecord record[records];
-  unsigned item[slots];
-  bool any[slots];  // whether some query sees keys of the item
-  Barrier item_full[slots], item_empty[slots], kv_full, kv_empty, q_full[Tiling::stages], q_empty[Tiling::stages],
-      dout_full[Tiling::stages], dout_empty[Tiling::stages], dq_full[2], dq_empty[2];
+  unsigned item[2];
+  bool any[2];  // whether some query sees keys of the item
+  Barrier item_full[2], item_empty[2], kv_full, kv_empty, q_full[2], q_empty[2], dout_full[2], dout_empty[2],
+      dq_full[2], dq_empty[2];
 };
 
 /// What all warps know. Items (tile of keys, key-value head) are taken in order by whoever is free, early keys first:
@@ -91,10 +99,9 @@ __device__ QueryTiles<Tiling::queries> query_tiles(const Call<T>& call, int key_
 template <class Tiling, class T>
 __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  Cycle<Shared<Tiling>::slots> slot;
-  Cycle<Tiling::stages> at;
+  Cycle<2> slot;
+  TileNumber at;
   std::uint32_t kv_parity = 0;
-  unsigned count = 0;
   while (true) {
     s.item_empty[slot.stage].wait(slot.parity ^ 1);
     const unsigned ticket = __shfl_sync(~0u, lane == 0 ? atomicAdd(call.ticket, 1u) : 0u, 0);
@@ -103,7 +110,7 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
     auto tiles = query_tiles<Tiling>(call, key_tile);
     bool more = exists && tiles.next();
     if (lane == 0) {
-      if (!exists) s.record[count % Shared<Tiling>::records].exists = false;
+      if (!exists) s.record[at.count % Shared<Tiling>::records].exists = false;
       s.item[slot.stage] = ticket;
       s.any[slot.stage] = more;
       s.item_full[slot.stage].arrive();
@@ -120,7 +127,7 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
       }
     }
     while (more) {
-      TileRecord& record = s.record[count++ % Shared<Tiling>::records];
+      TileRecord& record = s.record[at.count % Shared<Tiling>::records];
       const int head = kv_head * call.group() + tiles.head(), query = tiles.query();
       float lse[2], delta[2];
       {
@@ -135,24 +142,24 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
         if (lane == 0) record = {tile, query, head, batch, key_tile, tiles.index(), true};
       }
       more = tiles.next();
-      s.q_empty[at.stage].wait(at.parity ^ 1);
+      s.q_empty[at.place()].wait(at.parity() ^ 1);
       if (lane == 0) {
         record.queries.is_final = !more;
-        s.q_full[at.stage].arrive_expecting(sizeof s.q[0]);
-        load_rows(s.q[at.stage], maps.q, s.q_full[at.stage], query, head, batch);
+        s.q_full[at.place()].arrive_expecting(sizeof s.q[0]);
+        load_rows(s.q[at.place()], maps.q, s.q_full[at.place()], query, head, batch);
       }
-      s.dout_empty[at.stage].wait(at.parity ^ 1);
+      s.dout_empty[at.place()].wait(at.parity() ^ 1);
       if (lane == 0) {
-        s.dout_full[at.stage].arrive_expecting(sizeof s.dout[0]);
-        load_rows(s.dout[at.stage], maps.dout, s.dout_full[at.stage], query, head, batch);
+        s.dout_full[at.place()].arrive_expecting(sizeof s.dout[0]);
+        load_rows(s.dout[at.place()], maps.dout, s.dout_full[at.place()], query, head, batch);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // exp2(x - inf) = 0, also for rows that see no key
-        s.lse_log2[at.stage][lane + 32 * i] = lse[i] == -INFINITY ? INFINITY : lse[i] * 1.44269504088896341f;
-        s.delta[at.stage][lane + 32 * i] = delta[i];
+        s.lse_log2[at.place()][lane + 32 * i] = lse[i] == -INFINITY ? INFINITY : lse[i] * 1.44269504088896341f;
+        s.delta[at.place()][lane + 32 * i] = delta[i];
       }
-      s.q_full[at.stage].arrive();
-      at.advance();
+      s.q_full[at.place()].arrive();
+      ++at.count;
     }
   }
 }

@@ -1,5 +1,5 @@
-// What the Hopper attention kernels load and in which order they visit it: tensor maps of heads, and the tiles of keys
-// that the work gives a tile of queries.
+// What the Hopper attention kernels load and in which order they visit it: tensor maps of heads, the tiles of keys that
+// the work gives a tile of queries and the tiles of queries that it gives a tile of keys.
 #pragma once
 
 #include <algorithm>
@@ -67,63 +67,79 @@ struct TileRectangle {
   __device__ int keys_end(int q) const { return min(q + diagonal, k1); }
 };
 
+/// Walks the rectangles of the work that some test picks, 32 at a time: all lanes of a warp call together.
+class RectangleWalk {
+ public:
+  __device__ explicit RectangleWalk(const WorkList& work) : work_(work) {}
+
+  /// Moves to the next rectangle for which `meets` is true; false when there is none, or none before the first for
+  /// which `is_beyond` is true.
+  template <class Meets, class IsBeyond>
+  __device__ bool next(Meets meets, IsBeyond is_beyond) {
+    while (hits_ == 0) {
+      if (next_ >= work_.count) return false;
+      base_ = next_;
+      const int mine = base_ + static_cast<int>(threadIdx.x % 32);
+      const bool exists = mine < work_.count;
+      const bool beyond = exists && is_beyond(work_.rectangles[mine]);
+      hits_ = __ballot_sync(~0u, exists && !beyond && meets(work_.rectangles[mine]));
+      next_ = __any_sync(~0u, beyond) ? work_.count : base_ + 32;
+    }
+    index_ = base_ + __ffs(static_cast<int>(hits_)) - 1;
+    rectangle_ = TileRectangle::of(work_.rectangles[index_]);
+    hits_ &= hits_ - 1;
+    return true;
+  }
+  __device__ void restart() { next_ = 0; }
+  __device__ const TileRectangle& rectangle() const { return rectangle_; }
+  __device__ int index() const { return index_; }
+
+ private:
+  const WorkList& work_;
+  int base_ = 0, next_ = 0, index_ = 0;
+  unsigned hits_ = 0;
+  TileRectangle rectangle_{};
+};
+
 /// The tiles of `Keys` keys that the queries [begin, end) visit, rectangle by rectangle. All lanes of a warp walk
 /// together; every warp that walks the same work for the same queries sees the same tiles.
 template <int Keys>
 class KeyTiles {
  public:
-  __device__ KeyTiles(const WorkList& work, int begin, int end) : work_(work), begin_(begin), end_(end) {}
+  __device__ KeyTiles(const WorkList& work, int begin, int end) : walk_(work), begin_(begin), end_(end) {}
 
   /// Moves to the next tile; the first call to the first one.
   __device__ bool next() {
     key_ += Keys;
     while (key_ >= stop_) {
-      if (!next_rectangle()) return false;
-      const int last = min(end_, rectangle_.q1) - 1;
-      key_ = rectangle_.k0;
-      stop_ = rectangle_.keys_end(last);
+      const bool found = walk_.next([&](const Rectangle& r) { return r.q0 < end_ && r.q1 > begin_; },
+                                    [&](const Rectangle& r) { return r.q0 >= end_; });  // they ascend in q0
+      if (!found) return false;
+      const TileRectangle& r = walk_.rectangle();
+      key_ = r.k0;
+      stop_ = r.keys_end(min(end_, r.q1) - 1);
     }
     return true;
   }
   /// First key of the tile.
   __device__ int key() const { return key_; }
   /// How many of its keys belong to the rectangle; from `Keys` on, all of them.
-  __device__ int keys() const { return rectangle_.k1 - key_; }
+  __device__ int keys() const { return walk_.rectangle().k1 - key_; }
   /// Whether some query of [begin, end) does not see all keys of the tile.
   __device__ bool is_masked() const {
-    return rectangle_.q0 > begin_ || rectangle_.q1 < end_ || rectangle_.keys_end(begin_) < key_ + Keys;
+    const TileRectangle& r = walk_.rectangle();
+    return r.q0 > begin_ || r.q1 < end_ || r.keys_end(begin_) < key_ + Keys;
   }
   /// How many keys of the tile query `q` sees: the first ones; from `Keys` on, all of them; none below 1.
   __device__ int seen_by(int q) const {
-    return q >= rectangle_.q0 && q < rectangle_.q1 ? rectangle_.keys_end(q) - key_ : 0;
+    const TileRectangle& r = walk_.rectangle();
+    return q >= r.q0 && q < r.q1 ? r.keys_end(q) - key_ : 0;
   }
 
  private:
-  __device__ bool next_rectangle() {
-    while (hits_ == 0) {  // 32 rectangles at a time
-      if (next_ >= work_.count) return false;
-      base_ = next_;
-      const int mine = base_ + static_cast<int>(threadIdx.x % 32);
-      bool met = false, beyond = false;
-      if (mine < work_.count) {
-        const Rectangle& r = work_.rectangles[mine];
-        beyond = r.q0 >= end_;
-        met = !beyond && r.q1 > begin_;
-      }
-      hits_ = __ballot_sync(~0u, met);
-      next_ = __any_sync(~0u, beyond) ? work_.count : base_ + 32;  // they ascend in q0
-    }
-    rectangle_ = TileRectangle::of(work_.rectangles[base_ + __ffs(static_cast<int>(hits_)) - 1]);
-    hits_ &= hits_ - 1;
-    return true;
-  }
-
-  const WorkList& work_;
+  RectangleWalk walk_;
   int begin_, end_;
   int key_ = 0, stop_ = 0;
-  int base_ = 0, next_ = 0;
-  unsigned hits_ = 0;
-  TileRectangle rectangle_{};
 };
 
 /// What consumers must know of a tile of queries, beside its data.
@@ -136,25 +152,28 @@ struct TileOfQueries {
 };
 
 /// The tiles of `Queries` queries that see keys of [begin, end), for each of `heads` query heads, rectangle by
-/// rectangle; rules as of KeyTiles. Tiles of queries start at multiples of `Queries`.
+/// rectangle; rules as of KeyTiles. Tiles of queries start at multiples of `Queries`. Late ones come first: the tiles
+/// of keys of a causal rectangle that run together then start with the same queries, and read them from L2.
 template <int Queries>
 class QueryTiles {
  public:
   __device__ QueryTiles(const WorkList& work, int begin, int end, int heads)
-      : work_(work), begin_(begin), end_(end), heads_(heads) {}
+      : walk_(work), begin_(begin), end_(end), heads_(heads) {}
 
   __device__ bool next() {
     query_ -= Queries;
     while (query_ < stop_) {
-      if (!next_rectangle()) {
+      if (!walk_.next([&](const Rectangle& r) { return r.k0 < end_ && r.k1 > begin_; },
+                      [](const Rectangle&) { return false; })) {
         if (++head_ >= heads_) return false;
-        next_ = 0;
+        walk_.restart();
         continue;
       }
+      const TileRectangle& r = walk_.rectangle();
       // The first query that sees the rectangle's first key here, if any does.
-      const int first = max(rectangle_.q0, max(begin_, rectangle_.k0) - rectangle_.diagonal + 1);
-      query_ = (rectangle_.q1 - 1) / Queries * Queries;
-      stop_ = first < rectangle_.q1 ? first / Queries * Queries : query_ + 1;
+      const int first = max(r.q0, max(begin_, r.k0) - r.diagonal + 1);
+      query_ = (r.q1 - 1) / Queries * Queries;
+      stop_ = first < r.q1 ? first / Queries * Queries : query_ + 1;
     }
     return true;
   }
@@ -162,40 +181,18 @@ class QueryTiles {
   /// First query of the tile.
   __device__ int query() const { return query_; }
   /// Which rectangle of the work this is.
-  __device__ int index() const { return index_; }
+  __device__ int index() const { return walk_.index(); }
   __device__ TileOfQueries tile() const {
-    const TileRectangle& r = rectangle_;
+    const TileRectangle& r = walk_.rectangle();
     const int first = max(r.q0 - query_, 0), last = min(r.q1 - query_, Queries);
     const bool is_masked = r.k0 > begin_ || r.keys_end(query_ + first) < end_;
     return {first, last, r.k0, r.k1, 1 - r.diagonal - query_, is_masked, false};
   }
 
  private:
-  __device__ bool next_rectangle() {
-    while (hits_ == 0) {
-      if (next_ >= work_.count) return false;
-      base_ = next_;
-      const int mine = base_ + static_cast<int>(threadIdx.x % 32);
-      bool met = false;
-      if (mine < work_.count) {
-        const Rectangle& r = work_.rectangles[mine];
-        met = r.k0 < end_ && r.k1 > begin_;
-      }
-      hits_ = __ballot_sync(~0u, met);
-      next_ = base_ + 32;
-    }
-    index_ = base_ + __ffs(static_cast<int>(hits_)) - 1;
-    rectangle_ = TileRectangle::of(work_.rectangles[index_]);
-    hits_ &= hits_ - 1;
-    return true;
-  }
-
-  const WorkList& work_;
+  RectangleWalk walk_;
   int begin_, end_, heads_;
-  int head_ = 0, query_ = 0, stop_ = 1, index_ = 0;
-  int base_ = 0, next_ = 0;
-  unsigned hits_ = 0;
-  TileRectangle rectangle_{};
+  int head_ = 0, query_ = 0, stop_ = 1;
 };
 
 /// What a CTA of a persistent grid works on: items (tile of rows, head), dealt out in rounds through the CTAs, back and
