@@ -101,8 +101,10 @@ class Rows {
   void run() {
     for (const Problem& p : problems) {
       if (wants("ops")) {
-        for (const char* routing : {"uniform", "zipf", "balanced"}) operations(p, routing, Transport::peer);
-        operations(p, "uniform", Transport::collective);
+        const Times uniform = operations(p, "uniform", Transport::peer, {});
+        operations(p, "zipf", Transport::peer, uniform);
+        operations(p, "balanced", Transport::peer, {});
+        operations(p, "uniform", Transport::collective, {});
       }
       if (wants("parts")) parts(p);
     }
@@ -121,14 +123,18 @@ class Rows {
   }
   bool wants(const std::string& rows) const { return only_.empty() || only_.find(rows) != std::string::npos; }
 
+  static double floor_us(double wire_bytes, double memory_bytes) {
+    return (wire_bytes / wire_gb_per_s + memory_bytes / memory_gb_per_s) / 1000;
+  }
   template <class F>
   double measure(const char* operation, const std::string& way, double wire_bytes, double memory_bytes, const F& f,
                  const std::vector<Bar>& bars = {}, int count = 3) {
     const double us = site_.measure_plain(
         count, [&](int) { f(); }, 7);
-    const double floor_us = (wire_bytes / wire_gb_per_s + memory_bytes / memory_gb_per_s) / 1000;
     const double most = wire_bytes > 0 ? wire_bytes : memory_bytes;
-    report_.add({operation, way, static_cast<std::size_t>(most), us, most / us / 1000, floor_us}, bars);
+    report_.add(
+        {operation, way, static_cast<std::size_t>(most), us, most / us / 1000, floor_us(wire_bytes, memory_bytes)},
+        bars);
     return us;
   }
 
@@ -169,7 +175,11 @@ class Rows {
             site_.meet(static_cast<double>(recv[0] + recv[1])), site_.meet(rows)};
   }
 
-  void operations(const Problem& p, const char* routing, Transport transport) {
+  struct Times {
+    double dispatch_us = 0, combine_us = 0, rows = 0;
+  };
+  /// `uniform`: what Zipf's routing is held to, at equal rows; 0 for others.
+  Times operations(const Problem& p, const char* routing, Transport transport, const Times& uniform) {
     const moe::DispatchPlan plan = plan_of(p, transport);
     Bound<moe::DispatchPlan> bound(site_, plan);
     moe::DispatchSaved saved(plan, bound.saved_memory.block());
@@ -186,19 +196,26 @@ class Rows {
                       .c_str());
     const double row = static_cast<double>(p.hidden) * 2,
                  token = static_cast<double>(plan.format(moe::RowKind::token).row_bytes);
-    const bool is_bar = transport == Transport::peer && std::string(routing) == "uniform";
-    const auto bar = [&](double us) { return is_bar ? std::vector<Bar>{{"bar", us}} : std::vector<Bar>{}; };
+    const bool is_uniform = transport == Transport::peer && std::string(routing) == "uniform";
+    const auto bar = [&](double us, double uniform_us) {
+      if (is_uniform) return std::vector<Bar>{{"bar", us}};
+      if (uniform.rows == 0) return std::vector<Bar>{};
+      return std::vector<Bar>{{"1.25 uniform", 1.25 * uniform_us * n.expert_rows / uniform.rows}};
+    };
     const double expansion = row * (n.all + n.expert_rows);
-    measure(
+    Times times{.rows = n.expert_rows};
+    times.dispatch_us = measure(
         "dispatch", routing, n.sent * token, expansion, [&] { op.dispatch(s, *in.x, *in.ids, *in.weights, saved); },
-        bar(p.dispatch_bar_us));
-    measure(
-        "combine", routing, n.came * row, expansion, [&] { op.combine(s, *out, saved, *in.y); }, bar(p.combine_bar_us));
+        bar(p.dispatch_bar_us, uniform.dispatch_us));
+    times.combine_us = measure(
+        "combine", routing, n.came * row, expansion, [&] { op.combine(s, *out, saved, *in.y); },
+        bar(p.combine_bar_us, uniform.combine_us));
     measure("combine_backward", routing, n.sent * row, row * (n.all + 2 * n.expert_rows),
             [&] { op.combine_backward(s, *in.x, *out, saved, *drows); });
     measure("dispatch_backward", routing, n.came * row, expansion,
             [&] { op.dispatch_backward(s, *drows, saved, *in.y, *in.dweights); });
     op.check(s);
+    return times;
   }
 
   /// Each leaf alone, the wire with its signals, and how these depend on the budget of CTAs.
@@ -250,8 +267,8 @@ class Rows {
     measure("plan_sends", "", 0, static_cast<double>(p.tokens * p.k) * 4, plan_sends, {}, 10);
     measure("plan_rows", "", 0, n.all * 128, plan_rows, {}, 10);
     measure(
-        "signals alone", "", 0, 1, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
-    for (const int ctas : {4, 8, 16, 32, 64, 132, 0}) {
+        "signals alone", "", 0, 0, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
+    for (const int ctas : {8, 16, 32, 64, 132, 0}) {
       moe::DispatchPlan budget = plan;
       budget.options.max_ctas = ctas;
       const std::string way = ctas == 0 ? "all" : std::to_string(ctas) + " CTAs";
@@ -294,10 +311,14 @@ class Rows {
     const double wire = static_cast<double>(p.tokens) * row, moved = row * (2.0 * static_cast<double>(p.tokens) + rows);
     const double flops = 6.0 * rows * static_cast<double>(p.hidden * p.inner);  // of the forward products
     const double product_bytes = flops / 783e12 * memory_gb_per_s * 1e9;        // what the time at 783 TFLOP/s is worth
-    measure("layer forward", "uniform", 2 * wire, 2 * moved + product_bytes, forward, {}, 1);
+    const auto bytes = [&](int exchanges, double more, int products) {
+      return exchanges * moved + more + products * product_bytes;
+    };
+    const double both = bytes(4, 2 * row * rows, 3);
+    measure("layer forward", "uniform", 2 * wire, bytes(2, 0, 1), forward, {}, 1);
     measure(
-        "layer forward, backward", "uniform", 4 * wire, 4 * moved + 2 * row * rows + 3 * product_bytes,
-        [&] { forward(), backward(); }, {}, 1);
+        "layer forward, backward", "uniform", 4 * wire, both, [&] { forward(), backward(); },
+        {{"1.5 floors", 1.5 * floor_us(4 * wire, both)}}, 1);
     op.check(s);
   }
 

@@ -333,9 +333,11 @@ TEST_CASE("plans and rows equal the host's to the bit, sums to rounding") {
     int ranks, experts, k;
     std::int64_t max_tokens, hidden;
   };
-  // one rank and many, one expert each and more than a word of bits, k above a warp, rows that are no whole packs
-  const Shape shapes[] = {{1, 8, 2, 40, 64},   {2, 8, 3, 600, 24}, {4, 8, 8, 33, 7},   {3, 210, 5, 300, 8},
-                          {8, 64, 8, 257, 16}, {2, 96, 40, 20, 5}, {70, 140, 3, 9, 8}, {5, 5, 1, 64, 3}};
+  // one rank and many, one expert each and more than a word of bits, k above a warp, rows that are no whole packs, rows
+  // of several pieces
+  const Shape shapes[] = {{1, 8, 2, 40, 64},   {2, 8, 3, 600, 24},  {4, 8, 8, 33, 7},     {3, 210, 5, 300, 8},
+                          {8, 64, 8, 257, 16}, {2, 96, 40, 20, 5},  {70, 140, 3, 9, 8},   {5, 5, 1, 64, 3},
+                          {2, 8, 3, 70, 1500}, {3, 9, 5, 66, 2100}, {1, 40, 33, 30, 1028}};
   unsigned seed = 0;
   for (const Shape& s : shapes) {
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
