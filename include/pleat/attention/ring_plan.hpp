@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include <pleat/attention/layout.hpp>
 #include <pleat/attention/ring_work.hpp>
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/core/carve.hpp>
@@ -13,12 +14,6 @@
 #include <pleat/mesh/runtime_mesh.hpp>
 
 namespace pleat::inline v0::ring {
-
-/// How a sequence is split over the ranks of the cp group: `zigzag_spans` or `contiguous_spans`.
-enum class Layout : unsigned char { zigzag, contiguous };
-constexpr const char* name_of(Layout layout) {
-  return layout == Layout::zigzag ? "zigzag" : "contiguous";
-}
 
 /// One attention over `batch` sequences of `tokens` tokens each, counted over all ranks.
 struct Shape {
@@ -39,7 +34,7 @@ struct Options {
   bool causal = true;
   std::optional<double> scale{};  // default 1 / sqrt(qk_dim)
   Transport transport = Transport::collective;
-  std::optional<Layout> layout{};  // default: zigzag when causal, else contiguous
+  std::optional<Layout> layout{};  // default: `choose_layout`
   bool deterministic = true;
   /// How many thread blocks an attention kernel may have at once, so that others run beside it; 0: as many as fit.
   int max_ctas = 0;
@@ -65,9 +60,20 @@ struct Plan {
     return most;
   }
   /// The work of another packing of the same stream, for the operation's `place`. Errors: A03.
-  Work documents(std::span<const std::int64_t> cu_seqlens) const {
+  Work documents(std::span<const std::int64_t> cu_seqlens) const { return documents(cu_seqlens, spans); }
+  /// The same where that packing's tokens are split in a way of their own, as `layout_spans` gives for it. A rank must
+  /// hold as many tokens as in the plan; a balanced split does where `TokenSpans::capacity * cp` divides the tokens.
+  /// Errors: A03, A12.
+  Work documents(std::span<const std::int64_t> cu_seqlens, std::span<const TokenSpans> split) const {
     check_documents(cu_seqlens, shape.tokens);
-    return Work(spans, cu_seqlens, causal);
+    bool fits = split.size() == spans.size();
+    for (std::size_t rank = 0; fits && rank < spans.size(); ++rank) fits = split[rank].tokens() == spans[rank].tokens();
+    if (!fits) {
+      fail<shape_error>("pleat[A12]: a split over ", split.size(), " ranks gives a rank another number of tokens than ",
+                        "the plan of cp=", cp, " does; a multiple of ", TokenSpans::capacity * cp,
+                        " tokens is split equally by every layout");
+    }
+    return Work(split, cu_seqlens, causal);
   }
   /// Bytes per rank, the same on every rank.
   Footprint footprint() const;
@@ -103,18 +109,16 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
   p.causal = options.causal;
   p.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(shape.qk_dim)));
   p.transport = options.transport;
-  p.layout = options.layout.value_or(options.causal ? Layout::zigzag : Layout::contiguous);
   p.deterministic = options.deterministic;
   p.max_ctas = options.max_ctas;
   const bool dense = shape.cu_seqlens.empty();
-  if (dense) {
-    if (p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
-    shape.cu_seqlens = {0, shape.tokens};
-  }
-  for (int rank = 0; rank < cp; ++rank) {
-    p.spans.push_back(p.layout == Layout::zigzag ? zigzag_spans(shape.tokens, cp, rank)
-                                                 : contiguous_spans(shape.tokens, cp, rank));
-  }
+  if (dense) shape.cu_seqlens = {0, shape.tokens};
+  check_documents(shape.cu_seqlens, shape.tokens);
+  p.layout = options.layout            ? *options.layout
+             : dense && options.causal ? Layout::zigzag
+                                       : choose_layout(shape.tokens, cp, shape.cu_seqlens, options.causal);
+  if (dense && p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
+  p.spans = layout_spans(p.layout, shape.tokens, cp, shape.cu_seqlens, options.causal);
   p.shape = std::move(shape);
   p.work = p.documents(p.shape.cu_seqlens);
   return p;

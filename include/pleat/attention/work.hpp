@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include <pleat/attention/zigzag.hpp>
+#include <pleat/attention/runs.hpp>
 #include <pleat/core/error.hpp>
 
 namespace pleat::inline v0 {
@@ -38,8 +38,8 @@ struct Rectangle {
   friend constexpr bool operator==(const Rectangle&, const Rectangle&) = default;
 };
 
-/// What one rank computes with the block of one rank: `keys`, the rows of the block that it reads (only these need to
-/// travel; all of them for its own block), and rectangles whose queries are local rows and whose keys are rows of
+/// What one rank computes with the block of one rank: `keys`, the rows of the block from the first to the last that it
+/// reads (all of them for its own block), and rectangles whose queries are local rows and whose keys are rows of
 /// `keys`.
 struct BlockWork {
   TokenSpan keys;
@@ -126,6 +126,15 @@ inline BlockWork with_keys(const BlockWork& work, TokenSpan keys) {
     part.rectangles.push_back({q0, r.q1, kept.begin - keys.begin, kept.end - keys.begin, offset});
   }
   return part;
+}
+
+/// `work` cut where it leaves keys out: parts that read all of their `keys`, ascending. Only these rows need to travel.
+inline std::vector<BlockWork> parts_without_gaps(const BlockWork& work) {
+  Runs read;
+  for (const Rectangle& r : work.rectangles) read.insert({r.k0, r.k1});
+  std::vector<BlockWork> parts;
+  for (const TokenSpan& run : read) parts.push_back(with_keys(work, run));
+  return parts;
 }
 
 /// Errors: shape_error A03 when `cu_seqlens` is no list of document boundaries within `tokens` tokens.

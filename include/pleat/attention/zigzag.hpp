@@ -29,28 +29,47 @@ constexpr TokenSpan hull(TokenSpan a, TokenSpan b) {
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
 
-/// The tokens of one rank, as spans of the sequence in ascending order: a range of one or two TokenSpan. The rank keeps
-/// them one after the other, so local order is sequence order.
+/// The tokens of one rank, as spans of the sequence in ascending order: a range of up to `capacity` TokenSpan, some
+/// maybe empty. The rank keeps them one after the other, so local order is sequence order.
 class TokenSpans {
  public:
-  constexpr explicit TokenSpans(TokenSpan only) : spans_{only, {}}, count_(1) {}
+  static constexpr int capacity = 8;
+
+  constexpr TokenSpans() = default;
+  constexpr explicit TokenSpans(TokenSpan only) : spans_{only}, count_(1) {}
   constexpr TokenSpans(TokenSpan low, TokenSpan high) : spans_{low, high}, count_(2) {}
+
+  /// Adds a span that begins no earlier than the last one ends, where it is the last one's next token as part of that
+  /// one. At most `capacity` spans with gaps between them.
+  constexpr void append(TokenSpan span) {
+    if (count_ > 0 && spans_[count_ - 1].end == span.begin) {
+      spans_[count_ - 1].end = span.end;
+    } else {
+      spans_[count_++] = span;
+    }
+  }
 
   constexpr const TokenSpan* begin() const { return spans_; }
   constexpr const TokenSpan* end() const { return spans_ + count_; }
 
   /// Tokens the rank holds.
-  constexpr std::int64_t tokens() const { return spans_[0].size() + spans_[1].size(); }
+  constexpr std::int64_t tokens() const {
+    std::int64_t sum = 0;
+    for (const TokenSpan& span : *this) sum += span.size();
+    return sum;
+  }
   /// Where in the sequence local token `i` of [0, tokens()) stands.
   constexpr std::int64_t position(std::int64_t i) const {
-    return i < spans_[0].size() ? spans_[0].begin + i : spans_[1].begin + (i - spans_[0].size());
+    const TokenSpan* span = spans_;
+    for (; i >= span->size(); ++span) i -= span->size();
+    return span->begin + i;
   }
 
   friend constexpr bool operator==(const TokenSpans&, const TokenSpans&) = default;
 
  private:
-  TokenSpan spans_[2];
-  int count_;
+  TokenSpan spans_[capacity]{};
+  int count_ = 0;
 };
 
 /// Piece `index` of `tokens` tokens cut into `pieces` contiguous pieces of nearly equal size.

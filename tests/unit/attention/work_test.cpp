@@ -1,4 +1,5 @@
 // Planned work: over all ranks and steps, each pair a query may see is in exactly one rectangle, and no other pair is.
+#include <pleat/attention/balanced.hpp>
 #include <pleat/attention/work.hpp>
 
 #include <functional>
@@ -144,6 +145,68 @@ TEST_CASE("chunks dealt out in any way, more than two per rank") {
     }
     for (const bool causal : {true, false}) check_exact(ranks, {0, 11, 11, 13, 29, 38}, tokens, causal);
   }
+}
+
+TEST_CASE("the balanced split of packed documents, and of one that is all of the stream") {
+  std::mt19937 generator(std::random_device{}());
+  for (const int cp : {1, 2, 3, 8}) {
+    for (int trial = 0; trial < 12; ++trial) {
+      const std::int64_t tokens = static_cast<std::int64_t>(generator() % 90);
+      Boundaries cu_seqlens{0};
+      while (cu_seqlens.size() < 8 && trial != 0)
+        cu_seqlens.push_back(std::min(tokens, cu_seqlens.back() + static_cast<std::int64_t>(generator() % 25)));
+      if (trial == 0) cu_seqlens.push_back(tokens);
+      CAPTURE(tokens);
+      CAPTURE(cp);
+      for (const bool causal : {true, false}) {
+        const std::vector<TokenSpans> balanced = balanced_spans(tokens, cp, cu_seqlens, causal);
+        check_exact(
+            split(tokens, cp, [&](std::int64_t, int, int rank) { return balanced[static_cast<std::size_t>(rank)]; }),
+            cu_seqlens, tokens, causal);
+      }
+    }
+  }
+}
+
+TEST_CASE("parts without gaps: the same pairs, and only keys that some query sees") {
+  const Boundaries cu_seqlens{0, 11, 11, 13, 29, 38};
+  std::size_t most_parts = 0;
+  for (const bool causal : {true, false}) {
+    const std::vector<TokenSpans> ranks = balanced_spans(40, 2, cu_seqlens, causal);
+    for (const int reader : {0, 1}) {
+      const TokenSpans &queries = ranks[static_cast<std::size_t>(reader)],
+                       &keys = ranks[static_cast<std::size_t>(1 - reader)];
+      const oracle::Problem wanted{.tokens = 40, .causal = causal, .cu_seqlens = cu_seqlens};
+      const std::vector<BlockWork> parts =
+          parts_without_gaps(plan_block_work(queries, keys, false, cu_seqlens, causal));
+      most_parts = std::max(most_parts, parts.size());
+      std::int64_t next = 0;
+      for (const BlockWork& part : parts) {
+        CHECK(part.keys.begin >= next);
+        next = part.keys.end + 1;  // a gap before the next one
+      }
+      for (std::int64_t k = 0; k < keys.tokens(); ++k) {
+        bool travels = false;
+        std::vector<int> seen(static_cast<std::size_t>(queries.tokens()));
+        for (const BlockWork& part : parts) {
+          travels |= part.keys.begin <= k && k < part.keys.end;
+          for (const Rectangle& r : part.rectangles) {
+            const std::int64_t key = k - part.keys.begin;
+            if (key < r.k0 || key >= r.k1) continue;
+            for (std::int64_t q = r.queries_begin(key); q < r.q1; ++q) ++seen[static_cast<std::size_t>(q)];
+          }
+        }
+        bool needed = false;
+        for (std::int64_t q = 0; q < queries.tokens(); ++q) {
+          const bool sees = wanted.sees(queries.position(q), keys.position(k));
+          needed |= sees;
+          REQUIRE(seen[static_cast<std::size_t>(q)] == (sees ? 1 : 0));
+        }
+        REQUIRE(travels == needed);
+      }
+    }
+  }
+  CHECK(most_parts > 1);
 }
 
 TEST_CASE("two different chunks share at most one document") {
