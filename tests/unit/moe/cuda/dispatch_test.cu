@@ -1,6 +1,7 @@
 // The leaves of dispatch and combine on the GPU against those of the host, on the same inputs: plans and rows are equal
 // to the bit, sums to rounding. All ranks of a group are played by one.
-#include <pleat/moe/cuda/leaf.cuh>
+#include <pleat/moe/cuda/plan.cuh>
+#include <pleat/moe/cuda/row_leaf.cuh>
 
 #include <cmath>
 #include <functional>
@@ -24,13 +25,14 @@ using moe::RowKind;
 using moe::RowTable;
 using moe::Way;
 
+/// The leaves of a device that this file tests, and its stream.
 template <class Device>
-struct StreamOf {
-  using type = HostStream;
+struct LeavesOf : moe_leaf<host_device> {
+  using Stream = HostStream;
 };
 template <>
-struct StreamOf<cuda_device> {
-  using type = cudaStream_t;
+struct LeavesOf<cuda_device> : moe::detail::CudaPlanLeaf, moe::detail::CudaRowLeaf {
+  using Stream = cudaStream_t;
 };
 
 /// Inputs of all ranks.
@@ -86,8 +88,8 @@ Inputs draw_inputs(const DispatchPlan& plan, unsigned seed) {
 /// The leaves of one device for all ranks of a group, with windows as on the peer path.
 template <class DeviceType>
 struct Group {
-  using leaf = moe_leaf<DeviceType>;
-  using Stream = typename StreamOf<DeviceType>::type;
+  using leaf = LeavesOf<DeviceType>;
+  using Stream = typename leaf::Stream;
 
   explicit Group(const DispatchPlan& p) : plan(p) {
     Carver symmetric;
@@ -397,7 +399,7 @@ TEST_CASE("299,600 rows of 7168 elements: the last ones are right") {
   std::vector<Managed<std::byte*>> bases;
   std::vector<Managed<std::int64_t*>> counts;
   const RowTable there = table(RowKind::token, bases, counts), back = table(RowKind::result, bases, counts);
-  using leaf = moe_leaf<cuda_device>;
+  using leaf = LeavesOf<cuda_device>;
   fill_kernel<256><<<1024, 256>>>(reinterpret_cast<bfloat16*>(x.data()), hidden, tokens * hidden);
   check_launch("fill_kernel");
   leaf::plan_sends(plan, tokens, tokens, ids.data(), r, s, status.data(), nullptr);

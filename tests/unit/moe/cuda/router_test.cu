@@ -1,5 +1,6 @@
 // The router's leaves and the losses on the GPU against those of the host, rows of logits nobody wants among them.
-#include <pleat/moe/cuda/leaf.cuh>
+#include <pleat/moe/cuda/losses.cuh>
+#include <pleat/moe/cuda/routing.cuh>
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +25,7 @@ using moe::RouterOptions;
 using moe::RouterPlan;
 using moe::Scoring;
 using host_leaf = moe_leaf<host_device>;
-using leaf = moe_leaf<cuda_device>;
+struct leaf : moe::detail::CudaRouterLeaf, moe::detail::CudaLossLeaf {};
 
 template <class Acc>
 struct Routing {
