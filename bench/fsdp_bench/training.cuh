@@ -77,11 +77,12 @@ class Training {
     }
     const pleat::Memory<NcclArena> memory{.persistent = persistent_.block(), .arena = arena_ ? &*arena_ : nullptr};
     op_.emplace(fsdp::bind(plan_, make_executor(streams()), groups, memory, compute()));
-    adamw_.emplace(pleat::optim::bind(adamw_plan_, pleat::CudaExecutor{}, optimizer_memory_.block(), compute()));
+    adamw_.emplace(pleat::optim::bind(adamw_plan_, pleat::CudaExecutor{},
+                                      pleat::Memory<>{.persistent = optimizer_memory_.block()}, compute()));
     norm_.emplace(pleat::optim::bind(norm_plan_, pleat::CudaExecutor{}, pleat::GroupComm<NcclComm>(site.world),
-                                     norm_memory_.block(), compute()));
+                                     pleat::Memory<>{.persistent = norm_memory_.block()}, compute()));
     alone_norm_.emplace(pleat::optim::bind(alone_plan_, pleat::CudaExecutor{}, pleat::GroupComm<NcclComm>(0),
-                                           alone_memory_.block(), compute()));
+                                           pleat::Memory<>{.persistent = alone_memory_.block()}, compute()));
     for (int u = 0; u < model.units; ++u) order_.push_back(u);
     for (int u = model.units; u-- > 0;) order_.push_back(u);
     check_cuda(cudaMemset(differences_.data(), 0, differences_.size_bytes()), "cudaMemset");
@@ -205,8 +206,8 @@ class Training {
   }
   /// A learning rate of 0 leaves the weights as they are, at the same cost.
   void optimize(Norm& norm) {
-    const auto* const sums = reinterpret_cast<const pleat::optim::StepSums*>(sums_.data());
-    adamw_->step(op_->shards(), norm.run(op_->shards(), sums, 1.0, compute()), 0.0, compute());
+    pleat::CudaExecutor{}.copy(norm.sums(), sums_.data(), sums_.size_bytes(), compute());
+    adamw_->step(op_->shards(), norm.run(op_->shards(), 1.0, compute()), 0.0, compute());
   }
   void settle() const {
     const Streams all = streams();

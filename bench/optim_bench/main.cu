@@ -68,8 +68,8 @@ CudaBuffer upload(const void* data, std::size_t bytes) {
   return buffer;
 }
 CudaBuffer applied_step() {
-  const optim::StepScale step{.scale = 0.5, .step = 10, .finite = 1};
-  return upload(&step, sizeof(step));
+  const optim::StepResult result{.grad_scale = 0.5, .steps = 10, .applied = 1};
+  return upload(&result, sizeof(result));
 }
 
 /// Masters in float, gathered in bfloat16: two shards in turn, so that neither stays in the cache.
@@ -81,7 +81,7 @@ void element_wise(std::size_t elems, std::size_t piece_count, cudaStream_t s) {
   for (std::int64_t begin = 0; pieces.size() < piece_count; begin += piece_elems) {
     pieces.push_back({begin, piece_elems, 1, true, Optimizer::adamw, begin});
   }
-  const CudaBuffer table = upload(pieces.data(), pieces.size() * sizeof(pieces[0])), scale = applied_step();
+  const CudaBuffer table = upload(pieces.data(), pieces.size() * sizeof(pieces[0])), result = applied_step();
   CudaBuffer partials(optim::square_partials * sizeof(double));
   std::vector<fsdp::ShardMemory> shards;
   for (int i = 0; i < sets; ++i) {
@@ -100,7 +100,7 @@ void element_wise(std::size_t elems, std::size_t piece_count, cudaStream_t s) {
   const double adamw_us = measure_us(
       [&](int i) {
         leaf::adamw(shards[set(i)], first[set(i)].data(), second[set(i)].data(), {}, 1e-3,
-                    reinterpret_cast<const optim::StepScale*>(scale.data()), s);
+                    reinterpret_cast<const optim::StepResult*>(result.data()), s);
       },
       s);
   const double squares_us =
@@ -216,12 +216,13 @@ void sharded_step(int ranks) {
       shards.push_back(
           {parts[0], parts[1], parts[2], DType::f32, DType::bf16, unit.shard_elems(world.rank()), nullptr, 0});
     }
-    const CudaBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent), scale = applied_step();
+    const CudaBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent),
+        result = applied_step();
     const GroupComm<CudaThreadComm> group(world), alone;
     auto muon = optim::bind(plan, CudaExecutor{}, group, alone, std::span<const fsdp::ShardMemory>(shards),
-                            scratch.block(), persistent.block(), s);
+                            Memory<>{scratch.block(), persistent.block()}, s);
     us[static_cast<std::size_t>(world.rank())] =
-        measure_us([&](int) { muon.step(reinterpret_cast<const optim::StepScale*>(scale.data()), 1e-3, s); }, s);
+        measure_us([&](int) { muon.step(reinterpret_cast<const optim::StepResult*>(result.data()), 1e-3, s); }, s);
     if (world.rank() == 0) sent_mib = static_cast<double>(plan.sent_elems) * sizeof(bfloat16) / (1 << 20);
     world.barrier(s);
     world.wait(s);

@@ -147,9 +147,12 @@ class ExpertBlock {
                      {gate.tensor, up.tensor, down.tensor}, gate.accumulate);
   }
 
-  /// Ends a step: raises what a rank had to report, on every rank alike, and starts the counts of the loss anew.
-  void end_step(Streams streams) {
-    layer_->check(streams);
+  /// See moe::Layer: what the step's reduction reads, and the error of a rank that failed.
+  std::vector<const std::int64_t*> status_words() const { return layer_->status_words(); }
+  void check(Streams streams) const { layer_->check(streams); }
+
+  /// Ends a step: starts the counts of the loss anew.
+  void end_step() {
     for (Balance& balance : balances_) balance.reset();
   }
 

@@ -48,18 +48,16 @@ class Trainer {
     start_step();
     for (int i = 0; i < options_.micro_batches(); ++i) run_micro_batch(data_.micro_batch(step, i));
     parameters_->finish_gradients();
-    experts_->end_step(streams());
-    pleat::all_reduce_ordered(groups_.stage, balance_, 1, pleat::DType::f64, sum_scratch_, stream_);
-    scale_ = norm_->run(parameters_->shards(), sums_, options_.clip, stream_);
-    const auto scale = Backend::read(scale_, stream_);
-    pleat::optim::check(scale);
-    return {scale.loss, Backend::read(balance_, stream_), scale.norm, learning_rate(step),
-            static_cast<std::int64_t>(scale.tokens)};
+    experts_->end_step();
+    const auto result = Backend::read(norm_->run(parameters_->shards(), options_.clip, stream_), stream_);
+    if (result.status != 0) experts_->check(streams());
+    pleat::optim::check(result);
+    return {result.loss, result.aux_loss, result.norm, learning_rate(step), static_cast<std::int64_t>(result.tokens)};
   }
 
   /// Applies the gradients of `compute_gradients(step)`.
   void update(int step) {
-    adamw_->step(parameters_->shards(), scale_, learning_rate(step), stream_);
+    adamw_->step(parameters_->shards(), norm_->result(), learning_rate(step), stream_);
     parameters_->changed();
   }
 
@@ -76,7 +74,7 @@ class Trainer {
     const int balance_ranks = balance_group().size();
     auto experts = Experts::plan(options_, data_.sequences(), attention.tokens(), mesh.ep, balance_ranks);
     const auto parameters = Parameters<Backend, T>::plan(options_, groups_);
-    const auto norm = pleat::optim::plan_step_norm(groups_.world.size());
+    const auto norm = pleat::optim::plan_step_norm(groups_.world.size(), experts.layer.dispatch.status_words());
     const auto adamw = pleat::optim::plan_adamw(parameters.shards.layouts, parameters.shards.master,
                                                 {.weight_decay = options_.weight_decay});
 
@@ -85,8 +83,9 @@ class Trainer {
     parameters_.emplace(parameters, options_, groups_, memory_for(parameters.footprint()), stream_);
     attention_.emplace(attention, groups_.cp, memory_for(attention.footprint()));
     experts_.emplace(experts, groups_.ep, balance_group(), memory_for(experts.footprint()));
-    norm_.emplace(pleat::optim::bind(norm, executor_, groups_.world, memory_for(norm.footprint()).persistent));
-    adamw_.emplace(pleat::optim::bind(adamw, executor_, memory_for(adamw.footprint()).persistent));
+    norm_.emplace(
+        pleat::optim::bind(norm, executor_, groups_.world, memory_for(norm.footprint()), experts_->status_words()));
+    adamw_.emplace(pleat::optim::bind(adamw, executor_, memory_for(adamw.footprint())));
     allocate_activations();
   }
 
@@ -123,10 +122,6 @@ class Trainer {
     scores_ = rows(model.vocabulary);
     last_rms_ = memory.take<A>(tokens);
     dlogits_ = memory.take<A>(tokens * static_cast<std::size_t>(model.experts));
-    sums_ = memory.take<pleat::optim::StepSums>(1);
-    balance_ = memory.take<double>(1);
-    const std::size_t sum_bytes = pleat::all_reduce_scratch_bytes(1, groups_.stage.size(), pleat::DType::f64);
-    sum_scratch_ = {memory.take_bytes(sum_bytes), sum_bytes};
   }
 
   void start_step() {
@@ -135,8 +130,6 @@ class Trainer {
       for (const int unit : units_.order()) order.push_back(unit);
     }
     parameters_->begin(order);
-    executor_.zero(sums_, sizeof(*sums_), stream_);
-    executor_.zero(balance_, sizeof(*balance_), stream_);
     // Every token of a text is a target and is routed.
     const double tokens = static_cast<double>(options_.batch) * options_.sequence;
     step_tokens_ = {.targets = tokens, .routed = tokens};
@@ -170,7 +163,7 @@ class Trainer {
                            [&](const auto& w) { attention_->forward(streams(), batch.positions.data(), w, a); });
     parameters_->with_unit(units_.experts(layer), [&](const auto& w) {
       experts_->forward(streams(), layer, batch, step_tokens_, w, a.middle, a.expert_in, a.logits, e, input(layer + 1),
-                        balance_, watch_);
+                        &norm_->sums()->aux_loss, watch_);
     });
   }
 
@@ -183,8 +176,8 @@ class Trainer {
       const T* matrix = w[head_param::head].template as<T>();
       kernels::rms_norm(last_, norm, last_normed_, last_rms_, tokens, hidden, model.epsilon, stream_);
       kernels::linear(last_normed_, matrix, scores_, tokens, hidden, classes, false, stream_);
-      kernels::cross_entropy(scores_, batch.labels.data(), &sums_->loss, tokens, classes, stream_);
-      kernels::add_constant(&sums_->tokens, static_cast<double>(tokens), stream_);
+      kernels::cross_entropy(scores_, batch.labels.data(), &norm_->sums()->loss, tokens, classes, stream_);
+      kernels::add_constant(&norm_->sums()->tokens, static_cast<double>(tokens), stream_);
       auto gradient = parameters_->gradient(units_.head());
       const auto [dmatrix, add_matrix] = gradient.write(head_param::head);
       kernels::linear_backward(scores_, last_normed_, matrix, gradient_, false, dmatrix.template as<A>(), add_matrix,
@@ -247,11 +240,7 @@ class Trainer {
   T *last_, *last_normed_, *gradient_, *dexpert_in_;              // [tokens, hidden]
   T* scores_;                                                     // [tokens, vocabulary]
   A *last_rms_, *dlogits_;                                        // [tokens], [tokens, experts]
-  pleat::optim::StepSums* sums_;
-  double* balance_;
-  pleat::Block sum_scratch_;
   pleat::moe::StepTokens step_tokens_;
-  const pleat::optim::StepScale* scale_ = nullptr;
 };
 
 }  // namespace train_moe

@@ -240,7 +240,7 @@ void check_graph() {
     const CudaBuffer g = upload(std::vector<float>(gradient.begin(), gradient.end()));
     const CudaBuffer master = upload(std::vector<float>(elems, 1.F)), compute(elems * 2);
     const CudaBuffer pieces = upload(fsdp::update_pieces(unit, unit.pieces(0), 1));
-    const CudaBuffer scale = upload(std::vector<optim::StepScale>{{.scale = 1, .step = 1, .finite = 1}});
+    const CudaBuffer result = upload(std::vector<optim::StepResult>{{.grad_scale = 1, .steps = 1, .applied = 1}});
     const fsdp::ShardMemory shard{master.data(),
                                   g.data(),
                                   compute.data(),
@@ -252,9 +252,9 @@ void check_graph() {
     const CudaBuffer scratch = site.allocate(plan.footprint().scratch);
     const CudaBuffer persistent = site.allocate(plan.footprint().persistent);
     const GroupComm<CudaThreadComm> alone;
-    auto muon =
-        optim::bind(plan, CudaExecutor{}, alone, alone, {&shard, 1}, scratch.block(), persistent.block(), site.stream);
-    const auto* step = reinterpret_cast<const optim::StepScale*>(scale.data());
+    auto muon = optim::bind(plan, CudaExecutor{}, alone, alone, {&shard, 1},
+                            Memory<>{Memory<>{scratch.block(), persistent.block()}}, site.stream);
+    const auto* step = reinterpret_cast<const optim::StepResult*>(result.data());
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t launch = nullptr;
     if (captured) {

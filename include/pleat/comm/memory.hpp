@@ -6,9 +6,10 @@
 namespace pleat::inline v0 {
 
 /// What `footprint()` asked for: borrowed blocks of the device, each at least that large, and the arena (null when the
-/// plan moves bytes by collectives). `scratch` may be shared by operations that never run at the same time;
-/// `persistent` is the operation's own as long as it lives; `pinned_host` is host memory.
-template <class Arena>
+/// plan moves bytes by collectives; `Memory<>` for operations without peers). `scratch` may be shared by operations
+/// that never run at the same time; `persistent` is the operation's own as long as it lives; `pinned_host` is host
+/// memory.
+template <class Arena = void>
 struct Memory {
   Block scratch = {};
   Block persistent = {};

@@ -3,6 +3,7 @@
 
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <pleat/comm/memory.hpp>
 #include <pleat/core/streams.hpp>
@@ -128,8 +129,15 @@ class Dispatch {
     zero_unplanned(result, saved, s);
   }
 
-  /// Device memory, for a step that reduces it with its gradient norm.
+  /// Device memory.
   const DispatchStatus* status() const { return status_; }
+  /// The words of the status, in device memory, that are 0 until `check` would throw: what a step reduces with its
+  /// gradient norm (optim::StepNorm), so that every rank of the job hears of it and nobody waits for the device.
+  std::vector<const std::int64_t*> status_words() const {
+    std::vector<const std::int64_t*> words{&status_->poisoned_rank};
+    if (plan_.options.overflow == Overflow::error) words.push_back(&status_->overflow_rank);
+    return words;
+  }
   /// Reads the status: waits for the work on `streams.compute`. Errors: shape_error E08, and E10 with Overflow::error,
   /// on every rank of the group alike.
   DispatchStatus check(const Streams<Stream>& streams) const {

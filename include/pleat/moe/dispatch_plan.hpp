@@ -114,6 +114,8 @@ struct DispatchPlan {
   PlanScratch carve_plan_scratch(Carver& memory) const {
     return {memory.take<std::int32_t>(static_cast<std::size_t>(ranks * token_blocks() * experts_local()))};
   }
+  /// How many words Dispatch::status_words gives.
+  int status_words() const { return options.overflow == Overflow::error ? 2 : 1; }
   DispatchStatus* carve_status(Carver& memory) const { return memory.take<DispatchStatus>(1); }
   DispatchWindow carve_window(Carver& memory) const {
     DispatchWindow window{};

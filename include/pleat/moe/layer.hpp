@@ -188,6 +188,7 @@ class Layer {
   }
 
   const DispatchStatus* status() const { return dispatch_.status(); }
+  std::vector<const std::int64_t*> status_words() const { return dispatch_.status_words(); }
   /// Errors: shape_error E08, E10, on every rank of the ep group alike.
   DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
 

@@ -64,16 +64,16 @@ class Adamw {
   }
 
   /// One step with learning rate `lr` on this rank's shards, the planned units in order: masters, moments and compute
-  /// copies are updated, or left as they are where `scale` (device memory) says so. Reads and writes in the order of
+  /// copies are updated, or left as they are where `result` (device memory) says so. Reads and writes in the order of
   /// `s`; no communication. Errors: shape_error F05 for another number of units.
-  void step(std::span<const fsdp::ShardMemory> shards, const StepScale* scale, double lr, stream_type s) {
+  void step(std::span<const fsdp::ShardMemory> shards, const StepResult* result, LearningRate lr, stream_type s) {
     if (shards.size() != moments_.size()) {
       fail<shape_error>("pleat[F05]: AdamW is planned for ", moments_.size(), " units and given ", shards.size(),
                         "; plan_adamw takes the units of the same plan");
     }
     for (std::size_t u = 0; u < shards.size(); ++u) {
       if (plan_.state_elems[u] == 0) continue;
-      leaf::adamw(shards[u], moments_[u].first, moments_[u].second, plan_.options, lr, scale, s);
+      leaf::adamw(shards[u], moments_[u].first, moments_[u].second, plan_.options, lr, result, s);
     }
   }
 
@@ -85,12 +85,12 @@ class Adamw {
   std::vector<Moments> moments_;
 };
 
-/// Binds a plan; `persistent` has footprint().persistent bytes, is borrowed, and is zeroed in the order of `s`: the
-/// stream of `step`, or one that comes before it. Errors: static T10.
-template <executor Executor>
-Adamw<Executor> bind(const AdamwPlan& plan, Executor executor, Block persistent,
+/// Binds a plan; `memory.persistent` is zeroed in the order of `s`: the stream of `step`, or one that comes before it.
+/// Errors: shape_error T02; static T10.
+template <executor Executor, class Arena>
+Adamw<Executor> bind(const AdamwPlan& plan, Executor executor, const Memory<Arena>& memory,
                      typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
-  return {plan, executor, persistent, s};
+  return {plan, executor, memory.persistent, s};
 }
 
 }  // namespace pleat::inline v0::optim

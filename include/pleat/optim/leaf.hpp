@@ -2,45 +2,67 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include <pleat/core/config.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/fsdp/layout.hpp>
 
 namespace pleat::inline v0::optim {
 
-/// What one rank adds to a step besides gradients; lives in the caller's device memory, zeroed by the caller before the
-/// step's first micro-batch. Sums over the rank's own target tokens, so that each token of the global batch is in the
-/// sum of exactly one rank.
+/// What one rank adds to a step besides gradients: sums over the rank's own target tokens, so that each token of the
+/// global batch is in the sum of exactly one rank.
 struct StepSums {
   double loss = 0;
+  /// Losses that are means already, such as a load balance: summed over ranks and not divided.
+  double aux_loss = 0;
   double tokens = 0;
-  /// 0, or the status of an operation that failed on this rank.
+  /// 0, or what failed on this rank besides the operations whose status words StepNorm reads.
   double status = 0;
 };
 
 /// What every rank knows after the step's one reduction, in device memory; the same bits on every rank.
-struct StepScale {
+struct StepResult {
   /// Euclidean norm of the mean gradient of the global batch, before clipping; each parameter counts once.
   double norm = 0;
   /// What gradient sums are multiplied with: clip coefficient / tokens.
-  double scale = 0;
+  double grad_scale = 0;
   /// Mean loss over the global batch.
   double loss = 0;
+  double aux_loss = 0;
   double tokens = 0;
   /// The largest status of any rank.
   double status = 0;
-  /// Steps applied so far, this one included when `finite`.
-  std::int64_t step = 0;
-  /// Steps left out so far because their norm was not finite.
+  /// Steps applied so far, this one included when it is.
+  std::int64_t steps = 0;
+  /// Steps left out so far.
   std::int64_t skipped = 0;
-  /// 1 when the step is applied; 0 when the norm is not finite (or no rank had a token): parameters stay as they are.
-  std::int64_t finite = 0;
+  /// 1 when the step is applied. 0 when the norm is not finite, no rank had a token or an operation failed: parameters
+  /// stay as they are.
+  std::int64_t applied = 0;
 };
 
-/// One rank's terms of StepScale.
+/// One rank's terms of StepResult.
 struct StepPartial {
   double sum_of_squares = 0;
   StepSums sums;
+};
+
+/// A learning rate: a value, which a captured graph keeps; or one in device memory, which is read when the step runs
+/// there, so that whoever writes it between launches changes it.
+class LearningRate {
+ public:
+  constexpr LearningRate(double value) : value_(value) {}
+  template <class Pointer>
+  requires std::is_pointer_v<Pointer> && std::is_convertible_v<Pointer, const double*>
+  constexpr LearningRate(Pointer in_device_memory) : where_(in_device_memory) {}
+
+  /// For leaves, on the device.
+  PLEAT_HD double read() const { return where_ == nullptr ? value_ : *where_; }
+
+ private:
+  double value_ = 0;
+  const double* where_ = nullptr;
 };
 
 /// How many terms a rank's sum of squares is added up from, on every device: what sums gradients last may add their
@@ -63,14 +85,16 @@ namespace pleat::inline v0 {
 /// - `add_squares(double* partials, const fsdp::ShardMemory& shard, s)`: adds norm_weight * g^2 of the shard's pieces
 /// to
 ///   partials[optim::square_partials], each element to one of them, in float64 and a fixed order.
-/// - `sum_partials(double* sum, const double* partials, s)`: *sum = the partials' sum, in a fixed order.
-/// - `finish_step(StepScale* step, const StepPartial* partials, int ranks, double max_norm, s)`: adds partials[ranks]
-/// in
-///   rank order. With t tokens, norm = sqrt(sum of squares) / t and scale = min(1, max_norm / (norm + 1e-6)) / t,
-///   without the first factor when max_norm is 0; counts the step as applied or skipped.
-/// - `adamw(const fsdp::ShardMemory& shard, void* m, void* v, const AdamwOptions& options, double lr, const StepScale*
-///   step, s)`: one step on the shard's pieces of AdamW, none when the step is skipped. m, v [max_state_elems] of
-///   master_dtype.
+/// - `finish_partial(StepPartial* partial, const double* squares, const std::int64_t* const* statuses, int
+/// status_words,
+///   s)`: partial->sum_of_squares = the squares' sum, in a fixed order; its status is the largest of its own and the
+///   words that statuses[status_words] point to.
+/// - `finish_step(StepResult* result, const StepPartial* partials, int ranks, double max_norm, s)`: adds
+///   partials[ranks] in rank order. With t tokens, norm = sqrt(sum of squares) / t and grad_scale = min(1, max_norm /
+///   (norm + 1e-6)) / t, without the first factor when max_norm is 0; counts the step as applied or skipped.
+/// - `adamw(const fsdp::ShardMemory& shard, void* m, void* v, const AdamwOptions& options, LearningRate lr, const
+///   StepResult* result, s)`: one step on the shard's pieces of AdamW, none when the step is skipped. m, v
+///   [max_state_elems] of master_dtype.
 template <class DeviceType>
 struct optim_leaf {
   static_assert(detail::no_device<DeviceType>,

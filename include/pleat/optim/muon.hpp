@@ -39,16 +39,16 @@ class Muon {
   }
 
   /// One step with learning rate `lr` on this rank's shards: momentum, masters and compute copies are updated, or left
-  /// as they are where `scale` (device memory) says so. Every rank of the groups calls; runs on `s`.
-  void step(const StepScale* scale, double lr, stream_type s) {
+  /// as they are where `result` (device memory) says so. Every rank of the groups calls; runs on `s`.
+  void step(const StepResult* result, LearningRate lr, stream_type s) {
     const DType wire = plan_.options.product;
     for (const Round& round : rounds_) {
       const std::span pieces(memory_.pieces + round.first_piece, round.pieces);
-      leaf::momentum(pieces, round.work_elems, types_, plan_.options, scale, s);
+      leaf::momentum(pieces, round.work_elems, types_, plan_.options, result, s);
       exchange(round, round.to_owners, round.from_holders, wire, s);
       for (std::size_t b = round.first_batch; b < round.past_batch; ++b) newton_schulz_->run(b, s);
       exchange(round, round.to_holders, round.from_owners, wire, s);
-      leaf::update(pieces, round.work_elems, types_, plan_.options, lr, scale, s);
+      leaf::update(pieces, round.work_elems, types_, plan_.options, lr, result, s);
     }
   }
 
@@ -156,14 +156,13 @@ class Muon {
 };
 
 /// Binds a plan on every rank of the groups `dense` and `expert`, over which the planned units are sharded. `shards`
-/// are this rank's, of the planned units in order, and stay where they are; `scratch` and `persistent` have what
-/// footprint() says and are borrowed: the scratch is this operation's while a step runs and in bind. `s`: the stream on
-/// which bind writes; the one of `step`, or one before it. Errors: shape_error F05 when groups or shards are not those
-/// of the plan, T02; static T10.
-template <executor Executor, communicator Comm>
+/// are this rank's, of the planned units in order, and stay where they are; `memory.scratch` is this operation's while
+/// a step runs and in bind. `s`: the stream on which bind writes; the one of `step`, or one before it. Errors:
+/// shape_error F05 when groups or shards are not those of the plan, T02; static T10.
+template <executor Executor, communicator Comm, class Arena>
 Muon<Executor, Comm> bind(const MuonPlan& plan, Executor executor, const GroupComm<Comm>& dense,
-                          const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards, Block scratch,
-                          Block persistent,
+                          const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards,
+                          const Memory<Arena>& memory,
                           typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   for (const MuonRound& round : plan.rounds) {
     const int planned = plan.units[static_cast<std::size_t>(round.matrices.front().unit)].shard_count();
@@ -174,7 +173,7 @@ Muon<Executor, Comm> bind(const MuonPlan& plan, Executor executor, const GroupCo
                         "; plan_muon takes the units of the same plan");
     }
   }
-  return {plan, executor, dense, expert, shards, scratch, persistent, s};
+  return {plan, executor, dense, expert, shards, memory.scratch, memory.persistent, s};
 }
 
 }  // namespace pleat::inline v0::optim

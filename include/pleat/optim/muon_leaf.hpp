@@ -102,9 +102,9 @@ namespace pleat::inline v0 {
 /// Muon's element-wise leaves; specialized per device. Static members, ordered on the stream; none of them writes when
 /// the step is skipped:
 /// - `momentum(std::span<const MuonPiece> pieces, std::int64_t work_elems, MuonTypes, const MuonOptions&, const
-///   StepScale* step, s)`: updates the momentum with the scaled gradient, and writes what is orthogonalized.
-/// - `update(pieces, work_elems, MuonTypes, const MuonOptions&, double lr, const StepScale* step, s)`: master <- master
-///   (1 - lr weight_decay) - lr scale exchanged, and its compute copy. `pieces` is device memory.
+///   StepResult* result, s)`: updates the momentum with the scaled gradient, and writes what is orthogonalized.
+/// - `update(pieces, work_elems, MuonTypes, const MuonOptions&, LearningRate lr, const StepResult* result, s)`: master
+///   <- master (1 - lr weight_decay) - lr scale exchanged, and its compute copy. `pieces` is device memory.
 template <class DeviceType>
 struct muon_leaf {
   static_assert(detail::no_device<DeviceType>,

@@ -13,8 +13,8 @@ struct OptimizerOptions {
 
 /// The learning rates of one step.
 struct Rates {
-  double adamw;
-  double muon;
+  LearningRate adamw;
+  LearningRate muon;
 };
 
 /// What every rank computes alike. A value without pointers.
@@ -39,10 +39,10 @@ class ShardOptimizer {
   ShardOptimizer(Adamw<Executor> adamw, Muon<Executor, Comm> muon, std::span<const fsdp::ShardMemory> shards)
       : adamw_(std::move(adamw)), muon_(std::move(muon)), shards_(shards.begin(), shards.end()) {}
 
-  /// One step of every trainable parameter; both read the same `scale`. See Adamw::step and Muon::step.
-  void step(const StepScale* scale, const Rates& rates, stream_type s) {
-    adamw_.step(shards_, scale, rates.adamw, s);
-    muon_.step(scale, rates.muon, s);
+  /// One step of every trainable parameter; both read the same `result`. See Adamw::step and Muon::step.
+  void step(const StepResult* result, const Rates& rates, stream_type s) {
+    adamw_.step(shards_, result, rates.adamw, s);
+    muon_.step(result, rates.muon, s);
   }
 
   const Adamw<Executor>& adamw() const { return adamw_; }
@@ -55,18 +55,19 @@ class ShardOptimizer {
 };
 
 /// Binds both on every rank of the groups; see bind of MuonPlan.
-template <executor Executor, communicator Comm>
+template <executor Executor, communicator Comm, class Arena>
 ShardOptimizer<Executor, Comm> bind(const OptimizerPlan& plan, Executor executor, const GroupComm<Comm>& dense,
                                     const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards,
-                                    Block scratch, Block persistent,
+                                    const Memory<Arena>& memory,
                                     typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
-  Carver memory(persistent);
+  Carver persistent(memory.persistent);
   const auto part = [&](const Footprint& needs) {
-    return Block{memory.take_bytes(needs.persistent), needs.persistent};
+    Memory<Arena> own = memory;
+    own.persistent = {persistent.take_bytes(needs.persistent), needs.persistent};
+    return own;
   };
-  const Block adamw = part(plan.adamw.footprint()), muon = part(plan.muon.footprint());
-  return {bind(plan.adamw, executor, adamw, s), bind(plan.muon, executor, dense, expert, shards, scratch, muon, s),
-          shards};
+  const Memory<Arena> adamw = part(plan.adamw.footprint()), muon = part(plan.muon.footprint());
+  return {bind(plan.adamw, executor, adamw, s), bind(plan.muon, executor, dense, expert, shards, muon, s), shards};
 }
 
 }  // namespace pleat::inline v0::optim

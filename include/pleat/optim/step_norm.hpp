@@ -1,7 +1,8 @@
-// StepNorm: the one reduction of a training step: gradient norm, clip coefficient, loss, token count and status.
+// StepNorm: the one reduction of a training step: gradient norm, clip coefficient, losses, token count and status.
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/comm/memory.hpp>
@@ -12,20 +13,26 @@
 
 namespace pleat::inline v0::optim {
 
-/// The plan of a StepNorm over a world of `world_size` ranks.
+/// Status words of operations: device memory that is 0 until an operation fails on this rank.
+using StatusWords = std::span<const std::int64_t* const>;
+
+/// The plan of a StepNorm over a world of `world_size` ranks, which reads `status_words` on this one.
 struct StepNormPlan {
   int world_size = 1;
+  int status_words = 0;
 
   struct Buffers {
-    StepScale* scale;
-    StepPartial* partial;   // mine
-    StepPartial* partials;  // [world_size]
-    double* squares;        // [square_partials]
+    StepResult* result;
+    StepPartial* partial;           // mine
+    StepPartial* partials;          // [world_size]
+    double* squares;                // [square_partials]
+    const std::int64_t** statuses;  // [status_words]
   };
   Buffers carve(Carver& persistent) const {
-    return {persistent.take<StepScale>(1), persistent.take<StepPartial>(1),
+    return {persistent.take<StepResult>(1), persistent.take<StepPartial>(1),
             persistent.take<StepPartial>(static_cast<std::size_t>(world_size)),
-            persistent.take<double>(square_partials)};
+            persistent.take<double>(square_partials),
+            persistent.take<const std::int64_t*>(static_cast<std::size_t>(status_words))};
   }
   Footprint footprint() const {
     Carver persistent;
@@ -33,8 +40,8 @@ struct StepNormPlan {
     return {.persistent = persistent.used_bytes()};
   }
 };
-inline StepNormPlan plan_step_norm(int world_size) {
-  return {world_size};
+inline StepNormPlan plan_step_norm(int world_size, int status_words = 0) {
+  return {world_size, status_words};
 }
 
 template <executor Executor, communicator Comm>
@@ -43,55 +50,75 @@ class StepNorm {
   using stream_type = typename Executor::stream_type;
   using leaf = optim_leaf<typename Executor::device_type>;
 
-  StepNorm(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent, stream_type s)
-      : executor_(executor), world_(world) {
+  StepNorm(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent, StatusWords statuses,
+           stream_type s)
+      : executor_(executor), world_(world), statuses_(statuses.begin(), statuses.end()) {
     preload_leaves<leaf>();
     Carver memory(persistent);
     buffers_ = plan.carve(memory);
     executor_.zero(persistent.data, memory.used_bytes(), s);
+    executor_.copy(buffers_.statuses, statuses_.data(), statuses_.size() * sizeof(const std::int64_t*), s);
   }
 
-  /// Reduces the step over the world, after the last gradient is summed; every rank calls. `shards` are this rank's;
-  /// `sums` is its part in device memory; a `max_norm` of 0 does not clip. Moves 32 bytes per rank.
-  /// Returns what `scale()` points to, written in the order of `s`.
-  /// Norm^2 = sum over ranks and pieces of norm_weight * g^2: partial sums in float64, added in rank order.
-  const StepScale* run(std::span<const fsdp::ShardMemory> shards, const StepSums* sums, double max_norm,
-                       stream_type s) {
+  /// This rank's part of the step, in device memory: work of the micro-batches adds to it, in the order of the stream
+  /// of `run`. Zero after bind and after each run.
+  StepSums* sums() const { return &buffers_.partial->sums; }
+
+  /// Reduces the step over the world, after the last gradient is summed; every rank calls. `shards` are this rank's; a
+  /// `max_norm` of 0 does not clip. Moves 40 bytes per rank. Returns what `result()` points to, written in the order of
+  /// `s`. Norm^2 = sum over ranks and pieces of norm_weight * g^2: partial sums in float64, added in rank order.
+  const StepResult* run(std::span<const fsdp::ShardMemory> shards, double max_norm, stream_type s) {
     executor_.zero(buffers_.squares, square_partials * sizeof(double), s);
     for (const fsdp::ShardMemory& shard : shards) leaf::add_squares(buffers_.squares, shard, s);
-    leaf::sum_partials(&buffers_.partial->sum_of_squares, buffers_.squares, s);
-    executor_.copy(&buffers_.partial->sums, sums, sizeof(StepSums), s);
+    leaf::finish_partial(buffers_.partial, buffers_.squares, buffers_.statuses, static_cast<int>(statuses_.size()), s);
     world_.all_gather(buffers_.partial, buffers_.partials, sizeof(StepPartial) / sizeof(double), DType::f64, s);
-    leaf::finish_step(buffers_.scale, buffers_.partials, world_.size(), max_norm, s);
-    return buffers_.scale;
+    executor_.zero(buffers_.partial, sizeof(StepPartial), s);
+    leaf::finish_step(buffers_.result, buffers_.partials, world_.size(), max_norm, s);
+    return buffers_.result;
   }
 
   /// The newest step; device memory, owned by this operation's block.
-  const StepScale* scale() const { return buffers_.scale; }
+  const StepResult* result() const { return buffers_.result; }
 
  private:
   Executor executor_;
   GroupComm<Comm> world_;
+  std::vector<const std::int64_t*> statuses_;  // copied to the device in the order of a stream
   StepNormPlan::Buffers buffers_;
 };
 
-/// Binds a plan to `world`, all ranks of the job. `persistent` has footprint().persistent bytes and is borrowed.
-/// It is zeroed in the order of `s`: the stream of `run`, or one that comes before it.
-/// Errors: shape_error F05 when the plan is for another number of ranks; static T10.
-template <executor Executor, communicator Comm>
-StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world, Block persistent,
+/// Binds a plan to `world`, all ranks of the job. `memory.persistent` is zeroed in the order of `s`: the stream of
+/// `run`, or one that comes before it. `statuses`: of the operations whose failure must reach every rank, such as
+/// moe::Dispatch::status_words; borrowed. Errors: shape_error F05 when the plan is for another number of ranks or of
+/// words, T02; static T10.
+template <executor Executor, communicator Comm, class Arena>
+StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world,
+                              const Memory<Arena>& memory, StatusWords statuses,
                               typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
-  if (world.size() != plan.world_size) {
-    fail<shape_error>("pleat[F05]: the norm is planned for ", plan.world_size, " ranks and bound to a world of ",
-                      world.size(), "; plan_step_norm takes the size of the world");
+  if (world.size() != plan.world_size || static_cast<int>(statuses.size()) != plan.status_words) {
+    fail<shape_error>("pleat[F05]: the norm is planned for ", plan.world_size, " ranks and ", plan.status_words,
+                      " status words, and bound to a world of ", world.size(), " and ", statuses.size(),
+                      " words; plan_step_norm takes the size of the world and the number of words");
   }
-  return {plan, executor, world, persistent, s};
+  return {plan, executor, world, memory.persistent, statuses, s};
+}
+/// The same without status words.
+template <executor Executor, communicator Comm, class Arena>
+StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, GroupComm<Comm> world,
+                              const Memory<Arena>& memory,
+                              typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  return bind(plan, executor, world, memory, StatusWords{}, s);
 }
 
-/// Throws on what every rank must hear of, given the step copied to the host; the same on every rank.
-/// Errors: shape_error F06 when the global batch has no target token.
-inline void check(const StepScale& step) {
-  if (step.tokens == 0) {
+/// Throws on what every rank must hear of, given the result copied to the host; the same on every rank.
+/// Errors: shape_error F18 when an operation failed on some rank, F06 when the global batch has no target token.
+inline void check(const StepResult& result) {
+  if (result.status != 0) {
+    fail<shape_error>("pleat[F18]: an operation failed in this step, whose status is ",
+                      static_cast<std::int64_t>(result.status),
+                      "; nothing was updated. check() of the operation says more on the ranks of its group");
+  }
+  if (result.tokens == 0) {
     fail<shape_error>("pleat[F06]: no rank had a target token in this step; the global batch needs at least 1");
   }
 }

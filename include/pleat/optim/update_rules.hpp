@@ -8,24 +8,32 @@
 
 namespace pleat::inline v0::optim {
 
+/// What a status word of an operation adds to a rank's terms.
+PLEAT_HD inline void add_status(StepPartial& partial, std::int64_t word) {
+  const auto status = static_cast<double>(word);
+  if (partial.sums.status < status) partial.sums.status = status;
+}
+
 /// Adds a rank's terms; called in rank order.
 PLEAT_HD inline void add_partial(StepPartial& total, const StepPartial& partial) {
   total.sum_of_squares += partial.sum_of_squares;
   total.sums.loss += partial.sums.loss;
+  total.sums.aux_loss += partial.sums.aux_loss;
   total.sums.tokens += partial.sums.tokens;
   if (total.sums.status < partial.sums.status) total.sums.status = partial.sums.status;
 }
 
 /// The step that follows from the terms of all ranks.
-PLEAT_HD inline void finish_step(StepScale& step, const StepPartial& total, double max_norm) {
-  step.tokens = total.sums.tokens;
-  step.status = total.sums.status;
-  step.loss = total.sums.loss / step.tokens;
-  step.norm = std::sqrt(total.sum_of_squares) / step.tokens;
-  const double clip = max_norm > 0 ? max_norm / (step.norm + 1e-6) : 1.0;
-  step.scale = (clip < 1.0 ? clip : 1.0) / step.tokens;
-  step.finite = std::isfinite(step.norm) ? 1 : 0;
-  ++(step.finite ? step.step : step.skipped);
+PLEAT_HD inline void finish_step(StepResult& result, const StepPartial& total, double max_norm) {
+  result.tokens = total.sums.tokens;
+  result.status = total.sums.status;
+  result.loss = total.sums.loss / result.tokens;
+  result.aux_loss = total.sums.aux_loss;
+  result.norm = std::sqrt(total.sum_of_squares) / result.tokens;
+  const double clip = max_norm > 0 ? max_norm / (result.norm + 1e-6) : 1.0;
+  result.grad_scale = (clip < 1.0 ? clip : 1.0) / result.tokens;
+  result.applied = std::isfinite(result.norm) && result.status == 0 ? 1 : 0;
+  ++(result.applied ? result.steps : result.skipped);
 }
 
 /// a * b, rounded. Compilers fuse a plain product into a sum on one path of a kernel and not on the other, and the bits
@@ -51,12 +59,12 @@ struct AdamwRule {
   T unscale, beta1, beta2, step_size, root_correction2, eps, keep;
 
   AdamwRule() = default;
-  PLEAT_HD AdamwRule(const AdamwOptions& options, double lr, const StepScale& step)
-      : unscale(static_cast<T>(step.scale)),
+  PLEAT_HD AdamwRule(const AdamwOptions& options, double lr, const StepResult& result)
+      : unscale(static_cast<T>(result.grad_scale)),
         beta1(static_cast<T>(options.beta1)),
         beta2(static_cast<T>(options.beta2)),
-        step_size(static_cast<T>(lr / (1 - std::pow(options.beta1, static_cast<double>(step.step))))),
-        root_correction2(static_cast<T>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step.step))))),
+        step_size(static_cast<T>(lr / (1 - std::pow(options.beta1, static_cast<double>(result.steps))))),
+        root_correction2(static_cast<T>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(result.steps))))),
         eps(static_cast<T>(options.eps)),
         keep(static_cast<T>(1 - lr * options.weight_decay)) {}
 
@@ -76,8 +84,8 @@ struct MuonRule {
   bool keller, nesterov;
 
   MuonRule() = default;
-  PLEAT_HD MuonRule(const MuonOptions& options, const StepScale& step)
-      : unscale(static_cast<T>(step.scale)),
+  PLEAT_HD MuonRule(const MuonOptions& options, const StepResult& result)
+      : unscale(static_cast<T>(result.grad_scale)),
         mu(static_cast<T>(options.momentum)),
         keller(options.form == MuonForm::keller),
         nesterov(options.nesterov) {}

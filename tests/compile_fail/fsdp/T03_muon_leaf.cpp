@@ -8,7 +8,6 @@
 
 int main() {
   const pleat::GroupComm<pleat::ThreadComm> alone;
-  auto muon = pleat::optim::bind(pleat::optim::MuonPlan{}, pleat::HostExecutor{}, alone, alone, {}, pleat::Block{},
-                                 pleat::Block{});
+  auto muon = pleat::optim::bind(pleat::optim::MuonPlan{}, pleat::HostExecutor{}, alone, alone, {}, pleat::Memory<>{});
   muon.step(nullptr, 0.1, {});
 }

@@ -6,6 +6,6 @@
 #endif
 
 int main() {
-  auto adamw = pleat::optim::bind(pleat::optim::AdamwPlan{}, pleat::HostExecutor{}, pleat::Block{});
+  auto adamw = pleat::optim::bind(pleat::optim::AdamwPlan{}, pleat::HostExecutor{}, pleat::Memory<>{});
   adamw.step({}, nullptr, 0.1, {});
 }

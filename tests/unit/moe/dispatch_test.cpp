@@ -358,6 +358,8 @@ TEST_CASE("the rank with too many tokens is named by its rank in the world, to i
     std::vector<std::int32_t> ids(world.rank() == 3 ? 3 : 1, 0);
     std::vector<float> x(ids.size(), 1.f), weights(ids.size(), 1.f);
     bench.dispatch(x, ids, weights);
+    CHECK(bench.op.status_words().size() == static_cast<std::size_t>(bench.plan.status_words()));
+    CHECK(*bench.op.status_words().front() == (world.rank() < 2 ? 0 : 2));
     if (world.rank() < 2) {
       CHECK_NOTHROW(bench.op.check({}));
     } else {

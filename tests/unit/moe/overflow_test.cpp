@@ -210,6 +210,7 @@ TEST_CASE("overflow=error: too many rows on one rank are the same error on every
         c.ids = {-1, -1, 0, 5};  // the next call has room: the error stays
       }
       CHECK(y == std::vector<float>{0, 0, 1, 1});
+      CHECK(*bench.op.status_words().back() == 2);
       try {
         bench.op.check({});
       } catch (const shape_error& e) {

@@ -137,15 +137,15 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
   const auto scratch = site.allocate(planned.footprint().scratch);
   const auto persistent = site.allocate(planned.footprint().persistent);
   auto optimizer = optim::bind(planned, site.executor, dense, expert, std::span<const fsdp::ShardMemory>(shards),
-                               scratch.block(), persistent.block(), site.stream);
+                               Memory<>{Memory<>{scratch.block(), persistent.block()}}, site.stream);
   for (int step = 0; step < steps; ++step) {
     for (std::size_t u = 0; u < model.size(); ++u) {
       const auto values = shard_values(u, ranks[u], step);
       site.executor.copy(shards[u].gradient, values.data(), values.size() * sizeof(T), site.stream);
       site.wait(world);
     }
-    const std::vector<optim::StepScale> scale{{.scale = 0.5, .step = step + 1, .finite = 1}};
-    optimizer.step(reinterpret_cast<const optim::StepScale*>(on_device(scale)), {.adamw = 0.01, .muon = 0.02},
+    const std::vector<optim::StepResult> result{{.grad_scale = 0.5, .steps = step + 1, .applied = 1}};
+    optimizer.step(reinterpret_cast<const optim::StepResult*>(on_device(result)), {.adamw = 0.01, .muon = 0.02},
                    site.stream);
     site.wait(world);
   }

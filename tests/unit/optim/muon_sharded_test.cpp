@@ -138,9 +138,9 @@ TEST_CASE("a step that is skipped moves bytes and changes nothing") {
                                   DType::f64,    unit.shard_elems(world.rank()),
                                   pieces.data(), static_cast<std::int64_t>(pieces.size())};
     const GroupComm<ThreadComm> group(world);
-    auto muon = optim::bind(plan, HostExecutor{}, group, GroupComm<ThreadComm>(), {&shard, 1}, scratch.block(),
-                            persistent.block());
-    const optim::StepScale skipped{.scale = 0, .skipped = 1, .finite = 0};
+    auto muon = optim::bind(plan, HostExecutor{}, group, GroupComm<ThreadComm>(), {&shard, 1},
+                            Memory<>{scratch.block(), persistent.block()});
+    const optim::StepResult skipped{.grad_scale = 0, .skipped = 1, .applied = 0};
     muon.step(&skipped, 0.1, {});
     if (master != std::vector<double>(5, 1.0)) fail<error>("masters have changed");
     const auto* momentum = reinterpret_cast<const double*>(muon.momentum()[0]);
@@ -165,7 +165,7 @@ TEST_CASE("what cannot be is refused") {
                        shape_error);
   const auto plan = optim::plan_muon({&unit, 1}, {&kind, 1}, DType::f32);
   const GroupComm<ThreadComm> alone;
-  CHECK_THROWS_WITH_AS(optim::bind(plan, HostExecutor{}, alone, alone, {}, Block{}, Block{}),
+  CHECK_THROWS_WITH_AS(optim::bind(plan, HostExecutor{}, alone, alone, {}, Memory<>{}),
                        doctest::Contains("pleat[F05]: Muon is planned for 1 units over 2 ranks"), shape_error);
 }
 

@@ -92,13 +92,14 @@ void check_case(const Json& fact, const char* form, DType product, const Bounds&
                                       .product = product});
   const HostBuffer scratch(plan.footprint().scratch, 0xff), persistent(plan.footprint().persistent, 0xff);
   const GroupComm<ThreadComm> alone;
-  auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1}, scratch.block(), persistent.block());
+  auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1},
+                          Memory<>{Memory<>{scratch.block(), persistent.block()}});
   const double lr = fact["lr"].number();
   for (std::size_t t = 0; t < fact["grads"].size(); ++t) {
     const std::vector<double> gradient = flat(fact["grads"][t]);
     for (std::size_t i = 0; i < gradient.size(); ++i) own.gradient[i] = static_cast<T>(4 * gradient[i]);
-    const optim::StepScale scale{.scale = 0.25, .step = static_cast<std::int64_t>(t) + 1, .finite = 1};
-    muon.step(&scale, lr, {});
+    const optim::StepResult result{.grad_scale = 0.25, .steps = static_cast<std::int64_t>(t) + 1, .applied = 1};
+    muon.step(&result, lr, {});
     const Json& expected = fact["variants"][form][t];
     const auto* momentum = reinterpret_cast<const T*>(muon.momentum()[0]);
     CHECK(largest_difference(std::vector<T>(momentum, momentum + gradient.size()), flat(expected["momentum"])) <
@@ -189,9 +190,10 @@ TEST_CASE("with no gradient, parameters decay where they are to") {
   const auto plan = optim::plan_muon({&unit, 1}, {&kind, 1}, DType::f64, {.weight_decay = 0.5, .product = DType::f64});
   const HostBuffer scratch(plan.footprint().scratch, 0xff), persistent(plan.footprint().persistent, 0xff);
   const GroupComm<ThreadComm> alone;
-  auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1}, scratch.block(), persistent.block());
-  const optim::StepScale scale{.scale = 1, .step = 1, .finite = 1};
-  muon.step(&scale, 0.1, {});
+  auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1},
+                          Memory<>{Memory<>{scratch.block(), persistent.block()}});
+  const optim::StepResult result{.grad_scale = 1, .steps = 1, .applied = 1};
+  muon.step(&result, 0.1, {});
   CHECK(own.master == std::vector<double>{0.95, 0.95, 0.95, 0.95, 1, 1, 1, 1});
 }
 

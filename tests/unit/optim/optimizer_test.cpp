@@ -45,10 +45,10 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
     const HostBuffer scratch(optimizer_plan.footprint().scratch, 0xff);
     const HostBuffer state(optimizer_plan.footprint().persistent, 0xff);
     auto optimizer = optim::bind(optimizer_plan, HostExecutor{}, groups.dense.reduce, groups.expert.reduce, op.shards(),
-                                 scratch.block(), state.block());
+                                 Memory<>{scratch.block(), state.block()});
     const auto norm_plan = optim::plan_step_norm(ranks);
     const HostBuffer norm_memory(norm_plan.footprint().persistent, 0xff);
-    auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), norm_memory.block());
+    auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), Memory<>{.persistent = norm_memory.block()});
 
     std::mt19937 random(seed);
     std::uniform_real_distribution<double> uniform(-1, 1);
@@ -76,8 +76,8 @@ std::vector<accumulator_t<T>> trained(int ranks, int replicas, Transport transpo
         op.reduce(u, {});
       }
       op.finish_gradients({});
-      const optim::StepSums sums{.loss = 0, .tokens = 1.0 / ranks};
-      optimizer.step(norm.run(op.shards(), &sums, 3, {}), {.adamw = 0.02, .muon = 0.03}, {});
+      norm.sums()->tokens = 1.0 / ranks;
+      optimizer.step(norm.run(op.shards(), 3, {}), {.adamw = 0.02, .muon = 0.03}, {});
       op.weights_changed({});
     }
     std::vector<A> mine;

@@ -19,16 +19,20 @@
 namespace {
 
 using namespace pleat;
-using optim::StepScale;
+using optim::StepResult;
 using optim::StepSums;
 using optim_testing::OwnShard;
 using testing_support::Json;
 
+Memory<> memory_of(const HostBuffer& persistent) {
+  return {.persistent = persistent.block()};
+}
+
 /// Runs the reduction on `gradients.size()` ranks, one shard each; the step as rank 0 sees it. All ranks see the same
 /// bits.
-StepScale reduced(const std::vector<std::vector<double>>& gradients, const std::vector<StepSums>& sums,
-                  double max_norm) {
-  std::vector<StepScale> seen(gradients.size());
+StepResult reduced(const std::vector<std::vector<double>>& gradients, const std::vector<StepSums>& sums,
+                   double max_norm) {
+  std::vector<StepResult> seen(gradients.size());
   run_ranks(static_cast<int>(gradients.size()), [&](ThreadComm& world) {
     const auto rank = static_cast<std::size_t>(world.rank());
     OwnShard<double> shard(std::vector<double>(gradients[rank].size()));
@@ -36,10 +40,11 @@ StepScale reduced(const std::vector<std::vector<double>>& gradients, const std::
     const fsdp::ShardMemory memory = shard.memory();
     const auto plan = optim::plan_step_norm(world.size());
     const HostBuffer persistent(plan.footprint().persistent, 0xff);
-    auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world), persistent.block());
-    seen[rank] = *norm.run({&memory, 1}, &sums[rank], max_norm, {});
+    auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world), memory_of(persistent));
+    *norm.sums() = sums[rank];
+    seen[rank] = *norm.run({&memory, 1}, max_norm, {});
   });
-  for (const StepScale& other : seen) CHECK(std::memcmp(&other, &seen[0], sizeof(StepScale)) == 0);
+  for (const StepResult& other : seen) CHECK(std::memcmp(&other, &seen[0], sizeof(StepResult)) == 0);
   return seen[0];
 }
 const StepSums one_token{.loss = 0, .tokens = 1};
@@ -50,12 +55,12 @@ double relative(double a, double b) {
 
 /// The norm of the facts' gradients over a mesh of 8 ranks, through real plans: each stage has 10 dense elements, two
 /// local experts per ep rank and a parameter tied to the other stage.
-StepScale norm_on_mesh(int replicas, int tied_copies, double max_norm) {
+StepResult norm_on_mesh(int replicas, int tied_copies, double max_norm) {
   const std::vector<double> dense[2] = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {-1, 1, -2, 2, -3, 3, -4, 4, -5, 5}};
   const std::vector<double> experts[2][2] = {{{1, 1, 2, 2}, {3, 3, 4, 4}},
                                              {{2, 0, 4, 0}, {3, 3, 3, 4}}};  // [stage][ep]
   const std::vector<double> tied{3, 4};
-  StepScale result;
+  StepResult result;
   run_ranks(8, [&](ThreadComm& world) {
     const auto mesh = RuntimeMesh::fold({.world = 8, .pp = 2, .cp = 2, .ep = 2, .replicas = replicas});
     const MeshComms comms(mesh, world, std::array{Lane::main, Lane::gather, Lane::reduce});
@@ -87,10 +92,10 @@ StepScale norm_on_mesh(int replicas, int tied_copies, double max_norm) {
     op.finish_gradients({});
     const auto norm_plan = optim::plan_step_norm(world.size());
     const HostBuffer norm_memory(norm_plan.footprint().persistent, 0xff);
-    auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), norm_memory.block());
-    const StepSums sums{.loss = 0, .tokens = world.rank() == 5 ? 1.0 : 0.0};
-    const StepScale* step = norm.run(op.shards(), &sums, max_norm, {});
-    if (world.rank() == 0) result = *step;
+    auto norm = optim::bind(norm_plan, HostExecutor{}, comms.world(), memory_of(norm_memory));
+    norm.sums()->tokens = world.rank() == 5 ? 1.0 : 0.0;
+    norm.run(op.shards(), max_norm, {});
+    if (world.rank() == 0) result = *norm.result();
   });
   return result;
 }
@@ -100,10 +105,10 @@ TEST_CASE("facts: the norm counts replicas, tied copies and experts once") {
   const double expected = fact["norm"].number();
   for (const int replicas : {1, 2}) {
     for (const double max_norm : {1.0, 10.0, 100.0}) {
-      const StepScale step = norm_on_mesh(replicas, 2, max_norm);
+      const StepResult step = norm_on_mesh(replicas, 2, max_norm);
       CHECK(step.norm == expected);
       const char* key = max_norm == 1 ? "1.0" : max_norm == 10 ? "10.0" : "100.0";
-      CHECK(relative(step.scale, fact["clip"][key].number()) < 1e-15);
+      CHECK(relative(step.grad_scale, fact["clip"][key].number()) < 1e-15);
     }
   }
   // A tied parameter that does not say how many copies there are gives the facts' wrong value.
@@ -113,7 +118,7 @@ TEST_CASE("facts: the norm counts replicas, tied copies and experts once") {
 
 TEST_CASE("facts: expert norms add as squares, also on ranks with other experts") {
   const Json fact = Json::facts("fsdp.json")["grad_norm_deepspeed_8475"];
-  const StepScale step = reduced({{2, 4}, {6, 8}}, {one_token, {}}, 0);
+  const StepResult step = reduced({{2, 4}, {6, 8}}, {one_token, {}}, 0);
   CHECK(relative(step.norm, fact["correct"].number()) < 1e-15);
   CHECK(relative(step.norm, fact["wrong_mean"].number()) > 0.1);
 }
@@ -130,55 +135,93 @@ TEST_CASE("facts: the mean is over the tokens of the global batch") {
     sums.push_back(mine);
   }
   sums.push_back({});  // a rank without tokens
-  const StepScale step = reduced({{3}, {0}, {4}}, sums, 0);
+  const StepResult step = reduced({{3}, {0}, {4}}, sums, 0);
   CHECK(step.loss == fact["global_token_mean"].number());
   CHECK(step.tokens == 4);
   CHECK(step.norm == 5.0 / 4);
-  CHECK(step.scale == 1.0 / 4);
+  CHECK(step.grad_scale == 1.0 / 4);
   // Clipping looks at the norm of the mean gradient.
-  CHECK(reduced({{3}, {0}, {4}}, sums, 2).scale == 1.0 / 4);
-  CHECK(relative(reduced({{3}, {0}, {4}}, sums, 1).scale, 1 / (1.25 + 1e-6) / 4) < 1e-15);
+  CHECK(reduced({{3}, {0}, {4}}, sums, 2).grad_scale == 1.0 / 4);
+  CHECK(relative(reduced({{3}, {0}, {4}}, sums, 1).grad_scale, 1 / (1.25 + 1e-6) / 4) < 1e-15);
 }
 
 TEST_CASE("facts: edges of the norm") {
   const Json fact = Json::facts("fsdp.json")["grad_norm_edge"];
-  const StepScale zero = reduced({{0, 0}, {0}}, {one_token, {}}, 1);
+  const StepResult zero = reduced({{0, 0}, {0}}, {one_token, {}}, 1);
   CHECK(zero.norm == fact["zero"]["norm"].number());
-  CHECK(zero.scale == fact["zero"]["coef_max1"].number());
-  CHECK(zero.finite == 1);
+  CHECK(zero.grad_scale == fact["zero"]["coef_max1"].number());
+  CHECK(zero.applied == 1);
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    const StepScale step = reduced({{0, 1}, {bad}}, {one_token, {}}, 1);
-    CHECK(step.finite == 0);
+    const StepResult step = reduced({{0, 1}, {bad}}, {one_token, {}}, 1);
+    CHECK(step.applied == 0);
     CHECK(step.skipped == 1);
-    CHECK(step.step == 0);
+    CHECK(step.steps == 0);
   }
-  const StepScale large = reduced({{1e30}, {1e30}}, {one_token, {}}, 0);
-  CHECK(large.finite == 1);
+  const StepResult large = reduced({{1e30}, {1e30}}, {one_token, {}}, 0);
+  CHECK(large.applied == 1);
   CHECK(relative(large.norm, std::sqrt(2.0) * 1e30) < 1e-15);
 }
 
-TEST_CASE("steps are counted when they are applied; the largest status of any rank reaches all") {
+TEST_CASE("steps are counted when they are applied, and begin at zero") {
   run_ranks(2, [](ThreadComm& world) {
     OwnShard<float> shard({0, 0});
     const fsdp::ShardMemory memory = shard.memory();
     const auto plan = optim::plan_step_norm(2);
     const HostBuffer persistent(plan.footprint().persistent, 0xff);
-    auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world), persistent.block());
+    auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world), memory_of(persistent));
     const float values[] = {1, 2, std::numeric_limits<float>::infinity(), 4};
     for (const float value : values) {
       shard.gradient[1] = value;
-      const StepSums sums{.loss = 2, .tokens = 1, .status = world.rank() == 1 && value == 4 ? 7.0 : 0.0};
-      norm.run({&memory, 1}, &sums, 1, {});
-      if (norm.scale()->loss != 2) fail<error>("wrong loss");
+      norm.sums()->loss += 2;
+      norm.sums()->aux_loss += 3;
+      norm.sums()->tokens += 1;
+      norm.run({&memory, 1}, 1, {});
+      if (norm.result()->loss != 2 || norm.result()->aux_loss != 6) fail<error>("wrong losses");
     }
-    const StepScale& step = *norm.scale();
-    if (step.step != 3 || step.skipped != 1 || step.finite != 1 || step.status != 7) fail<error>("wrong counts");
+    const StepResult& result = *norm.result();
+    if (result.steps != 3 || result.skipped != 1 || result.applied != 1) fail<error>("wrong counts");
   });
 }
 
+TEST_CASE("an operation that fails on one rank is an error on every rank, and nothing is applied") {
+  const auto plan = optim::plan_step_norm(3, 2);
+  run_ranks(3, [&](ThreadComm& world) {
+    OwnShard<float> shard({3, 4});
+    const fsdp::ShardMemory memory = shard.memory();
+    const HostBuffer persistent(plan.footprint().persistent, 0xff);
+    std::int64_t first = 0, second = 0;
+    const std::int64_t* const words[] = {&first, &second};
+    auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world), memory_of(persistent), words);
+    for (const int failed :
+         {0, 1, 2}) {  // nothing; the second operation of rank 1; then what the caller says on rank 2
+      if (failed == 1 && world.rank() == 1) second = 7;
+      *norm.sums() = {.tokens = 1, .status = failed == 2 && world.rank() == 2 ? 9.0 : 0.0};
+      const StepResult result = *norm.run({&memory, 1}, 1, {});
+      if (result.applied != (failed == 0) || result.status != (failed == 0 ? 0 : failed == 1 ? 7 : 9)) {
+        fail<error>("rank ", world.rank(), " has status ", static_cast<int>(result.status));
+      }
+      std::string text;
+      try {
+        optim::check(result);
+      } catch (const shape_error& e) {
+        text = e.what();
+      }
+      if ((text.find("pleat[F18]: an operation failed in this step, whose status is ") == 0) != (failed != 0)) {
+        fail<error>("rank ", world.rank(), ": ", text.c_str());
+      }
+    }
+  });
+  const HostBuffer persistent(plan.footprint().persistent);
+  CHECK_THROWS_WITH_AS(
+      optim::bind(optim::plan_step_norm(1, 2), HostExecutor{}, GroupComm<ThreadComm>(), memory_of(persistent)),
+      doctest::Contains("pleat[F05]: the norm is planned for 1 ranks and 2 status words, and bound to a world of 1 and "
+                        "0 words"),
+      shape_error);
+}
+
 TEST_CASE("a step without tokens is skipped and is an error on every rank") {
-  const StepScale step = reduced({{1}, {2}}, {StepSums{}, StepSums{}}, 1);
-  CHECK(step.finite == 0);
+  const StepResult step = reduced({{1}, {2}}, {StepSums{}, StepSums{}}, 1);
+  CHECK(step.applied == 0);
   CHECK_THROWS_WITH_AS(optim::check(step), doctest::Contains("pleat[F06]: no rank had a target token"), shape_error);
   CHECK_NOTHROW(optim::check(reduced({{1}, {2}}, {one_token, StepSums{}}, 1)));
 }
@@ -186,9 +229,10 @@ TEST_CASE("a step without tokens is skipped and is an error on every rank") {
 TEST_CASE("a plan for another world is an error") {
   const auto plan = optim::plan_step_norm(2);
   const HostBuffer persistent(plan.footprint().persistent);
-  CHECK_THROWS_WITH_AS(optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), persistent.block()),
-                       doctest::Contains("pleat[F05]: the norm is planned for 2 ranks and bound to a world of 1"),
-                       shape_error);
+  CHECK_THROWS_WITH_AS(
+      optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), memory_of(persistent)),
+      doctest::Contains("pleat[F05]: the norm is planned for 2 ranks and 0 status words, and bound to a world of 1 "),
+      shape_error);
 }
 
 }  // namespace

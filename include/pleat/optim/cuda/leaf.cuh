@@ -15,10 +15,11 @@ inline constexpr int update_width = pack_width(sizeof(T));
 template <class T, class Compute, int Width>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     adamw_kernel(const __grid_constant__ fsdp::ShardMemory shard, T* first, T* second,
-                 const __grid_constant__ optim::AdamwOptions options, double lr, const optim::StepScale* step) {
-  if (!step->finite) return;
+                 const __grid_constant__ optim::AdamwOptions options, optim::LearningRate lr,
+                 const optim::StepResult* result) {
+  if (!result->applied) return;
   __shared__ optim::AdamwRule<T> rule;  // its powers take as long as the search for the first piece, by other warps
-  if (threadIdx.x == leaf_threads - 1) rule = optim::AdamwRule<T>(options, lr, *step);
+  if (threadIdx.x == leaf_threads - 1) rule = optim::AdamwRule<T>(options, lr.read(), *result);
   auto* const master = static_cast<T*>(shard.master);
   const auto* const gradient = static_cast<const T*>(shard.gradient);
   auto* const compute = static_cast<Compute*>(shard.compute);
@@ -64,15 +65,19 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
 }
 
 template <int Threads>
-PLEAT_KERNEL void __launch_bounds__(Threads) sum_partials_kernel(double* sum, const double* partials) {
+PLEAT_KERNEL void __launch_bounds__(Threads)
+    finish_partial_kernel(optim::StepPartial* partial, const double* squares, const std::int64_t* const* statuses,
+                          int status_words) {
   static_assert(optim::square_partials == Threads && leaf_threads == Threads);
-  const double total = sum_of_block(partials[threadIdx.x]);
-  if (threadIdx.x == 0) *sum = total;
+  const double total = sum_of_block(squares[threadIdx.x]);
+  if (threadIdx.x != 0) return;
+  partial->sum_of_squares = total;
+  for (int i = 0; i < status_words; ++i) optim::add_status(*partial, *statuses[i]);
 }
 
 template <int Threads>
 PLEAT_KERNEL void __launch_bounds__(Threads)
-    finish_step_kernel(optim::StepScale* step, const optim::StepPartial* partials, int ranks, double max_norm) {
+    finish_step_kernel(optim::StepResult* result, const optim::StepPartial* partials, int ranks, double max_norm) {
   __shared__ double staged[Threads * sizeof(optim::StepPartial) / sizeof(double)];
   auto* const terms = reinterpret_cast<optim::StepPartial*>(staged);
   optim::StepPartial total;
@@ -83,7 +88,7 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
     for (int r = 0; threadIdx.x == 0 && r < count; ++r) optim::add_partial(total, terms[r]);
     __syncthreads();
   }
-  if (threadIdx.x == 0) optim::finish_step(*step, total, max_norm);
+  if (threadIdx.x == 0) optim::finish_step(*result, total, max_norm);
 }
 
 }  // namespace detail
@@ -101,7 +106,7 @@ struct optim_leaf<cuda_device> {
       });
       preload_kernel(detail::add_squares_kernel<T, detail::update_width<T>>, "add_squares_kernel");
     });
-    preload_kernel(detail::sum_partials_kernel<detail::leaf_threads>, "sum_partials_kernel");
+    preload_kernel(detail::finish_partial_kernel<detail::leaf_threads>, "finish_partial_kernel");
     preload_kernel(detail::finish_step_kernel<detail::leaf_threads>, "finish_step_kernel");
   }
 
@@ -115,20 +120,22 @@ struct optim_leaf<cuda_device> {
     });
   }
 
-  static void sum_partials(double* sum, const double* partials, cudaStream_t s) {
-    detail::sum_partials_kernel<detail::leaf_threads><<<1, detail::leaf_threads, 0, s>>>(sum, partials);
-    check_launch("sum_partials_kernel");
+  static void finish_partial(optim::StepPartial* partial, const double* squares, const std::int64_t* const* statuses,
+                             int status_words, cudaStream_t s) {
+    detail::finish_partial_kernel<detail::leaf_threads>
+        <<<1, detail::leaf_threads, 0, s>>>(partial, squares, statuses, status_words);
+    check_launch("finish_partial_kernel");
   }
 
-  static void finish_step(optim::StepScale* step, const optim::StepPartial* partials, int ranks, double max_norm,
+  static void finish_step(optim::StepResult* result, const optim::StepPartial* partials, int ranks, double max_norm,
                           cudaStream_t s) {
     detail::finish_step_kernel<detail::leaf_threads>
-        <<<1, detail::leaf_threads, 0, s>>>(step, partials, ranks, max_norm);
+        <<<1, detail::leaf_threads, 0, s>>>(result, partials, ranks, max_norm);
     check_launch("finish_step_kernel");
   }
 
-  static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options, double lr,
-                    const optim::StepScale* step, cudaStream_t s) {
+  static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options,
+                    optim::LearningRate lr, const optim::StepResult* result, cudaStream_t s) {
     if (shard.piece_count == 0) return;
     dispatch_dtype(AccumulatorTypes{}, shard.master_dtype, [&](auto master) {
       dispatch_dtype(FloatTypes{}, shard.compute_dtype, [&](auto compute) {
@@ -137,7 +144,7 @@ struct optim_leaf<cuda_device> {
         constexpr int width = detail::update_width<T>;
         const unsigned grid = detail::leaf_grid(static_cast<std::size_t>((shard.elems + width - 1) / width));
         detail::adamw_kernel<T, Compute, width>
-            <<<grid, detail::leaf_threads, 0, s>>>(shard, static_cast<T*>(m), static_cast<T*>(v), options, lr, step);
+            <<<grid, detail::leaf_threads, 0, s>>>(shard, static_cast<T*>(m), static_cast<T*>(v), options, lr, result);
         check_launch("adamw_kernel");
       });
     });

@@ -17,9 +17,9 @@ __device__ bool is_pack_aligned(const P* data) {
 template <class T, class P, int Width>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads)
     muon_momentum_kernel(const optim::MuonPiece* pieces, std::int64_t piece_count, std::int64_t work_elems,
-                         const __grid_constant__ optim::MuonOptions options, const optim::StepScale* step) {
-  if (!step->finite) return;
-  const optim::MuonRule<T> rule(options, *step);
+                         const __grid_constant__ optim::MuonOptions options, const optim::StepResult* result) {
+  if (!result->applied) return;
+  const optim::MuonRule<T> rule(options, *result);
   const auto apply = [&]<int Count>(const optim::MuonPiece& piece, std::int64_t work,
                                     std::integral_constant<int, Count>) {
     const std::int64_t i = work - piece.begin;
@@ -43,15 +43,16 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
 
 template <class T, class Compute, class P, int Width>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads)
-    muon_update_kernel(const optim::MuonPiece* pieces, std::int64_t piece_count, std::int64_t work_elems, double lr,
-                       double weight_decay, const optim::StepScale* step) {
-  if (!step->finite) return;
+    muon_update_kernel(const optim::MuonPiece* pieces, std::int64_t piece_count, std::int64_t work_elems,
+                       optim::LearningRate lr, double weight_decay, const optim::StepResult* result) {
+  if (!result->applied) return;
+  const double rate = lr.read();
   const auto apply = [&]<int Count>(const optim::MuonPiece& piece, std::int64_t work,
                                     std::integral_constant<int, Count>) {
     const std::int64_t i = work - piece.begin;
     auto* const master = static_cast<T*>(piece.master) + i;
     const auto* const direction = static_cast<const P*>(piece.exchanged) + i;
-    const optim::MuonUpdate<T> rule(piece, lr, weight_decay);
+    const optim::MuonUpdate<T> rule(piece, rate, weight_decay);
     Pack<P, Count> o;
     if (is_pack_aligned<Count>(direction)) {
       o = load_pack<Count>(direction);
@@ -92,21 +93,22 @@ struct muon_leaf<cuda_device> {
   }
 
   static void momentum(std::span<const optim::MuonPiece> pieces, std::int64_t work_elems, optim::MuonTypes types,
-                       const optim::MuonOptions& options, const optim::StepScale* step, cudaStream_t s) {
+                       const optim::MuonOptions& options, const optim::StepResult* result, cudaStream_t s) {
     if (pieces.empty()) return;
     dispatch_dtype(AccumulatorTypes{}, types.master, [&](auto master) {
       dispatch_dtype(optim::ProductTypes{}, types.product, [&](auto product) {
         using T = typename decltype(master)::type;
         using P = typename decltype(product)::type;
         detail::muon_momentum_kernel<T, P, width<T>><<<grid<T>(work_elems), detail::leaf_threads, 0, s>>>(
-            pieces.data(), static_cast<std::int64_t>(pieces.size()), work_elems, options, step);
+            pieces.data(), static_cast<std::int64_t>(pieces.size()), work_elems, options, result);
         check_launch("muon_momentum_kernel");
       });
     });
   }
 
   static void update(std::span<const optim::MuonPiece> pieces, std::int64_t work_elems, optim::MuonTypes types,
-                     const optim::MuonOptions& options, double lr, const optim::StepScale* step, cudaStream_t s) {
+                     const optim::MuonOptions& options, optim::LearningRate lr, const optim::StepResult* result,
+                     cudaStream_t s) {
     if (pieces.empty()) return;
     dispatch_dtype(AccumulatorTypes{}, types.master, [&](auto master) {
       dispatch_dtype(FloatTypes{}, types.compute, [&](auto compute) {
@@ -115,7 +117,7 @@ struct muon_leaf<cuda_device> {
           using Compute = typename decltype(compute)::type;
           using P = typename decltype(product)::type;
           detail::muon_update_kernel<T, Compute, P, width<T>><<<grid<T>(work_elems), detail::leaf_threads, 0, s>>>(
-              pieces.data(), static_cast<std::int64_t>(pieces.size()), work_elems, lr, options.weight_decay, step);
+              pieces.data(), static_cast<std::int64_t>(pieces.size()), work_elems, lr, options.weight_decay, result);
           check_launch("muon_update_kernel");
         });
       });

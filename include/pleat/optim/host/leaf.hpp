@@ -22,23 +22,25 @@ struct optim_leaf<host_device> {
     }
   }
 
-  static void sum_partials(double* sum, const double* partials, HostStream) {
-    *sum = std::accumulate(partials, partials + optim::square_partials, 0.0);
+  static void finish_partial(optim::StepPartial* partial, const double* squares, const std::int64_t* const* statuses,
+                             int status_words, HostStream) {
+    partial->sum_of_squares = std::accumulate(squares, squares + optim::square_partials, 0.0);
+    for (int i = 0; i < status_words; ++i) optim::add_status(*partial, *statuses[i]);
   }
 
-  static void finish_step(optim::StepScale* step, const optim::StepPartial* partials, int ranks, double max_norm,
+  static void finish_step(optim::StepResult* result, const optim::StepPartial* partials, int ranks, double max_norm,
                           HostStream) {
     optim::StepPartial total;
     for (int r = 0; r < ranks; ++r) optim::add_partial(total, partials[r]);
-    optim::finish_step(*step, total, max_norm);
+    optim::finish_step(*result, total, max_norm);
   }
 
-  static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options, double lr,
-                    const optim::StepScale* step, HostStream) {
-    if (!step->finite) return;
+  static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options,
+                    optim::LearningRate lr, const optim::StepResult* result, HostStream) {
+    if (!result->applied) return;
     dispatch_dtype(AccumulatorTypes{}, shard.master_dtype, [&](auto master_type) {
       using T = typename decltype(master_type)::type;
-      const optim::AdamwRule<T> rule(options, lr, *step);
+      const optim::AdamwRule<T> rule(options, lr.read(), *result);
       auto* const p = static_cast<T*>(shard.master);
       const auto* const gradient = static_cast<const T*>(shard.gradient);
       for (const fsdp::UpdatePiece& piece : pieces_of(shard)) {

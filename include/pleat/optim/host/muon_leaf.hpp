@@ -9,13 +9,13 @@ namespace pleat::inline v0 {
 template <>
 struct muon_leaf<host_device> {
   static void momentum(std::span<const optim::MuonPiece> pieces, std::int64_t, optim::MuonTypes types,
-                       const optim::MuonOptions& options, const optim::StepScale* step, HostStream) {
-    if (!step->finite) return;
+                       const optim::MuonOptions& options, const optim::StepResult* result, HostStream) {
+    if (!result->applied) return;
     dispatch_dtype(AccumulatorTypes{}, types.master, [&](auto master) {
       dispatch_dtype(optim::ProductTypes{}, types.product, [&](auto product) {
         using T = typename decltype(master)::type;
         using P = typename decltype(product)::type;
-        const optim::MuonRule<T> rule(options, *step);
+        const optim::MuonRule<T> rule(options, *result);
         for (const optim::MuonPiece& piece : pieces) {
           auto* const momentum = static_cast<T*>(piece.momentum);
           const auto* const gradient = static_cast<const T*>(piece.gradient);
@@ -27,8 +27,9 @@ struct muon_leaf<host_device> {
   }
 
   static void update(std::span<const optim::MuonPiece> pieces, std::int64_t, optim::MuonTypes types,
-                     const optim::MuonOptions& options, double lr, const optim::StepScale* step, HostStream) {
-    if (!step->finite) return;
+                     const optim::MuonOptions& options, optim::LearningRate lr, const optim::StepResult* result,
+                     HostStream) {
+    if (!result->applied) return;
     dispatch_dtype(AccumulatorTypes{}, types.master, [&](auto master) {
       dispatch_dtype(FloatTypes{}, types.compute, [&](auto compute) {
         dispatch_dtype(optim::ProductTypes{}, types.product, [&](auto product) {
@@ -36,7 +37,7 @@ struct muon_leaf<host_device> {
           using Compute = typename decltype(compute)::type;
           using P = typename decltype(product)::type;
           for (const optim::MuonPiece& piece : pieces) {
-            const optim::MuonUpdate<T> rule(piece, lr, options.weight_decay);
+            const optim::MuonUpdate<T> rule(piece, lr.read(), options.weight_decay);
             auto* const p = static_cast<T*>(piece.master);
             const auto* const direction = static_cast<const P*>(piece.exchanged);
             auto* const copy = static_cast<Compute*>(piece.compute);

@@ -21,7 +21,7 @@
 namespace {
 
 using namespace pleat;
-using optim::StepScale;
+using optim::StepResult;
 using optim_testing::OwnShard;
 using leaf = optim_leaf<cuda_device>;
 using host_leaf = optim_leaf<host_device>;
@@ -121,8 +121,8 @@ void check_adamw(std::int64_t elems) {
   const Twin<T, Compute> device(host);
   const optim::AdamwOptions options;
   for (std::int64_t t = 1; t <= 3; ++t) {
-    const StepScale scale{.scale = 0.25, .step = t, .finite = 1};
-    const OnDevice<StepScale> device_scale({scale});
+    const StepResult scale{.grad_scale = 0.25, .steps = t, .applied = 1};
+    const OnDevice<StepResult> device_scale({scale});
     host_leaf::adamw(host.memory(), host.first.data(), host.second.data(), options, 0.01, &scale, {});
     leaf::adamw(device.memory, device.first.data, device.second.data, options, 0.01, device_scale.data, s);
     s.synchronize();
@@ -158,8 +158,8 @@ TEST_CASE("moments lie where a piece says, in a state of their own") {
   host.pieces[0].optimizer = fsdp::Optimizer::muon;
   host.pieces[1].state_begin = 403 % 8;
   const Twin<float, float> device(host);
-  const StepScale scale{.scale = 1, .step = 1, .finite = 1};
-  const OnDevice<StepScale> device_scale({scale});
+  const StepResult scale{.grad_scale = 1, .steps = 1, .applied = 1};
+  const OnDevice<StepResult> device_scale({scale});
   host_leaf::adamw(host.memory(), host.first.data(), host.second.data(), {}, 0.01, &scale, {});
   leaf::adamw(device.memory, device.first.data, device.second.data, {}, 0.01, device_scale.data, s);
   CHECK(difference(device.master.download(), host.master) < 4);
@@ -170,7 +170,7 @@ TEST_CASE("a step that is skipped writes nothing") {
   const CudaStream s;
   auto host = random_shard<float, bfloat16>(50'000, 1);
   const Twin<float, bfloat16> device(host);
-  const OnDevice<StepScale> scale({StepScale{.step = 3, .skipped = 1, .finite = 0}});
+  const OnDevice<StepResult> scale({StepResult{.steps = 3, .skipped = 1, .applied = 0}});
   leaf::adamw(device.memory, device.first.data, device.second.data, {}, 0.01, scale.data, s);
   CHECK(difference(device.master.download(), host.master) == 0);
   CHECK(difference(device.first.download(), host.first) == 0);
@@ -186,19 +186,23 @@ void check_squares(std::int64_t elems) {
   const Twin<T, T> device(host);
   std::vector<double> zero(optim::square_partials);
   host_leaf::add_squares(zero.data(), host.memory(), {});
-  double expected = 0;
-  host_leaf::sum_partials(&expected, zero.data(), {});
+  optim::StepPartial expected;
+  host_leaf::finish_partial(&expected, zero.data(), nullptr, 0, {});
   double found[2] = {};
   for (double& f : found) {
-    const OnDevice<double> partials(std::vector<double>(optim::square_partials, 0.0)), sum({-1.0});
+    const OnDevice<double> partials(std::vector<double>(optim::square_partials, 0.0));
+    const OnDevice<optim::StepPartial> partial({optim::StepPartial{-1, {0, 0, 0, 2}}});
+    const OnDevice<std::int64_t> words({0, 5, 3});
+    const OnDevice<const std::int64_t*> statuses({words.data, words.data + 1, words.data + 2});
     leaf::add_squares(partials.data, device.memory, s);
     leaf::add_squares(partials.data, device.memory, s);
-    leaf::sum_partials(sum.data, partials.data, s);
+    leaf::finish_partial(partial.data, partials.data, statuses.data, 3, s);
     s.synchronize();
-    f = sum.download()[0];
+    f = partial.download()[0].sum_of_squares;
+    CHECK(partial.download()[0].sums.status == 5);
   }
   CHECK(found[0] == found[1]);
-  CHECK(std::abs(found[0] - 2 * expected) <= 1e-12 * expected);
+  CHECK(std::abs(found[0] - 2 * expected.sum_of_squares) <= 1e-12 * expected.sum_of_squares);
 }
 
 TEST_CASE("squares are weighed per piece, in float64, with the same bits each time") {
@@ -215,15 +219,15 @@ TEST_CASE("the end of a step has the bits of the host for any number of ranks") 
   for (const int ranks : {1, 3, 512, 1337}) {
     for (const bool finite : {true, false}) {
       std::vector<optim::StepPartial> partials(static_cast<std::size_t>(ranks));
-      for (auto& p : partials) p = {uniform(random), {uniform(random), uniform(random), uniform(random)}};
+      for (auto& p : partials) p = {uniform(random), {uniform(random), uniform(random), uniform(random), 0}};
       if (!finite) partials.back().sum_of_squares = std::numeric_limits<double>::infinity();
-      StepScale expected{.step = 4, .skipped = 1};
-      const OnDevice<StepScale> step({expected});
+      StepResult expected{.steps = 4, .skipped = 1};
+      const OnDevice<StepResult> step({expected});
       const OnDevice<optim::StepPartial> device(partials);
       host_leaf::finish_step(&expected, partials.data(), ranks, 0.5, {});
       leaf::finish_step(step.data, device.data, ranks, 0.5, s);
-      const StepScale found = step.download()[0];
-      CHECK(std::memcmp(&found, &expected, sizeof(StepScale)) == 0);
+      const StepResult found = step.download()[0];
+      CHECK(std::memcmp(&found, &expected, sizeof(StepResult)) == 0);
     }
   }
 }
@@ -234,24 +238,29 @@ TEST_CASE("a step is captured in a CUDA graph, norm and update, and replays") {
   const Twin<float, bfloat16> eager(host), captured(host);
   const auto norm_plan = optim::plan_step_norm(1);
   const OnDevice<optim::StepSums> sums({optim::StepSums{.loss = 1, .tokens = 4}});
+  const OnDevice<double> rate({0.5});
   std::vector<CudaBuffer> blocks;
   const auto norm_of = [&] {
     blocks.emplace_back(norm_plan.footprint().persistent);
-    return optim::bind(norm_plan, CudaExecutor{}, GroupComm<CudaThreadComm>(), blocks.back().block(), s);
+    return optim::bind(norm_plan, CudaExecutor{}, GroupComm<CudaThreadComm>(),
+                       Memory<>{.persistent = blocks.back().block()}, s);
   };
   auto norm = norm_of(), captured_norm = norm_of();
-  const auto step = [&](auto& reduced, const Twin<float, bfloat16>& shard) {
-    const StepScale* scale = reduced.run({&shard.memory, 1}, sums.data, 1.0, s);
-    leaf::adamw(shard.memory, shard.first.data, shard.second.data, {}, 0.01, scale, s);
+  const auto step = [&](auto& reduced, const Twin<float, bfloat16>& shard, optim::LearningRate lr) {
+    CudaExecutor{}.copy(reduced.sums(), sums.data, sizeof(optim::StepSums), s);
+    const StepResult* result = reduced.run({&shard.memory, 1}, 1.0, s);
+    leaf::adamw(shard.memory, shard.first.data, shard.second.data, {}, lr, result, s);
   };
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t launch = nullptr;
   check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  step(captured_norm, captured);
+  step(captured_norm, captured, rate.data);
   check_cuda(cudaStreamEndCapture(s, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiate(&launch, graph, 0), "cudaGraphInstantiate");
   for (int t = 0; t < 3; ++t) {
-    step(norm, eager);
+    const double lr = 0.01 * (t + 1);
+    check_cuda(cudaMemcpyAsync(rate.data, &lr, sizeof(lr), cudaMemcpyDefault, s), "cudaMemcpyAsync");
+    step(norm, eager, lr);
     check_cuda(cudaGraphLaunch(launch, s), "cudaGraphLaunch");
   }
   s.synchronize();

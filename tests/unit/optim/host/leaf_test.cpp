@@ -17,8 +17,8 @@ using testing_support::Json;
 using leaf = optim_leaf<host_device>;
 
 template <class T, class Compute>
-void step(OwnShard<T, Compute>& shard, const optim::AdamwOptions& options, double lr, const optim::StepScale& scale) {
-  leaf::adamw(shard.memory(), shard.first.data(), shard.second.data(), options, lr, &scale, {});
+void step(OwnShard<T, Compute>& shard, const optim::AdamwOptions& options, double lr, const optim::StepResult& result) {
+  leaf::adamw(shard.memory(), shard.first.data(), shard.second.data(), options, lr, &result, {});
 }
 
 template <class T>
@@ -36,13 +36,13 @@ void check_adamw(double tolerance) {
   std::vector<T> p0;
   for (const double value : fact["p0"].numbers()) p0.push_back(static_cast<T>(value));
   OwnShard<T> shard(p0);
-  optim::StepScale scale{.finite = 1};
+  optim::StepResult result{.applied = 1};
   // A scale of 1/4 and gradients of four times the size: the facts' gradients.
-  scale.scale = 0.25;
+  result.grad_scale = 0.25;
   for (std::size_t t = 0; t < fact["grads"].size(); ++t) {
     for (std::size_t i = 0; i < p0.size(); ++i) shard.gradient[i] = static_cast<T>(4 * fact["grads"][t][i].number());
-    scale.step = static_cast<std::int64_t>(t) + 1;
-    step(shard, options, fact["lr"].number(), scale);
+    result.steps = static_cast<std::int64_t>(t) + 1;
+    step(shard, options, fact["lr"].number(), result);
     const Json& expected = fact["torch_style"][t];
     CHECK(largest_difference(shard.master, expected["p"].numbers()) < tolerance);
     CHECK(largest_difference(shard.first, expected["m"].numbers()) < tolerance);
@@ -62,7 +62,7 @@ TEST_CASE("only pieces are touched, and each decays as its flag says") {
   OwnShard<double> shard({1, 1, nan, 1, nan});
   shard.gradient = {0, 0, nan, 0, nan};
   shard.pieces = {shard.piece(0, 2), shard.piece(3, 1, 1.0, false)};
-  step(shard, {.weight_decay = 0.5}, 0.1, {.scale = 1, .step = 1, .finite = 1});
+  step(shard, {.weight_decay = 0.5}, 0.1, {.grad_scale = 1, .steps = 1, .applied = 1});
   CHECK(shard.master[0] == 0.95);
   CHECK(shard.master[1] == 0.95);
   CHECK(shard.master[3] == 1);
@@ -77,7 +77,7 @@ TEST_CASE("pieces of another optimizer stay as they are, and moments lie where t
   shard.pieces = {shard.piece(0, 2), shard.piece(2, 2)};
   shard.pieces[0].optimizer = fsdp::Optimizer::muon;
   shard.pieces[1].state_begin = 0;
-  step(shard, {.beta1 = 0.5}, 0.1, {.scale = 1, .step = 1, .finite = 1});
+  step(shard, {.beta1 = 0.5}, 0.1, {.grad_scale = 1, .steps = 1, .applied = 1});
   CHECK(shard.master[0] == 1);
   CHECK(shard.master[1] == 1);
   CHECK(shard.master[2] < 1);
@@ -87,7 +87,7 @@ TEST_CASE("pieces of another optimizer stay as they are, and moments lie where t
 TEST_CASE("a step that is skipped changes nothing") {
   OwnShard<float> shard({1, 2});
   shard.gradient = {std::numeric_limits<float>::infinity(), 1};
-  step(shard, {}, 0.1, {.scale = 0, .step = 4, .skipped = 1, .finite = 0});
+  step(shard, {}, 0.1, {.grad_scale = 0, .steps = 4, .skipped = 1, .applied = 0});
   CHECK(shard.master == std::vector<float>{1, 2});
   CHECK(shard.first == std::vector<float>{0, 0});
   CHECK(shard.second == std::vector<float>{0, 0});
@@ -100,7 +100,7 @@ TEST_CASE("updates too small for bfloat16 add up in the float master; the copy i
   shard.gradient = {1, 1};
   const auto lr = fact["update"].number();  // a step's change, since AdamW normalizes
   for (std::int64_t t = 1; t <= 4; ++t) {
-    step(shard, {.weight_decay = 0}, lr, {.scale = 1, .step = t, .finite = 1});
+    step(shard, {.weight_decay = 0}, lr, {.grad_scale = 1, .steps = t, .applied = 1});
     CHECK(shard.master[0] == doctest::Approx(start - static_cast<double>(t) * lr));
     for (std::size_t i = 0; i < 2; ++i) CHECK(shard.compute[i].bits == bfloat16(shard.master[i]).bits);
     if (t == 1) CHECK(shard.compute[0] == static_cast<float>(fact["bf16_result"].number()));
@@ -115,14 +115,29 @@ TEST_CASE("squares are weighed per piece and summed in float64") {
   std::vector<double> partials(optim::square_partials);
   partials[7] = 100;
   leaf::add_squares(partials.data(), shard.memory(), {});
-  double sum = std::numeric_limits<double>::quiet_NaN();
-  leaf::sum_partials(&sum, partials.data(), {});
-  CHECK(sum == 100 + 0.5 * 25 + 8);
+  optim::StepPartial partial{std::numeric_limits<double>::quiet_NaN(), {}};
+  leaf::finish_partial(&partial, partials.data(), nullptr, 0, {});
+  CHECK(partial.sum_of_squares == 100 + 0.5 * 25 + 8);
   shard.pieces = {shard.piece(3, 1)};
   std::fill(partials.begin(), partials.end(), 0.0);
   leaf::add_squares(partials.data(), shard.memory(), {});
-  leaf::sum_partials(&sum, partials.data(), {});
-  CHECK(sum == doctest::Approx(1e60));  // past the range of float
+  leaf::finish_partial(&partial, partials.data(), nullptr, 0, {});
+  CHECK(partial.sum_of_squares == doctest::Approx(1e60));  // past the range of float
+}
+
+TEST_CASE("a learning rate in memory is read when the step runs") {
+  OwnShard<double> given({1, 2}), read({1, 2});
+  double where = 0.5;
+  const optim::StepResult result{.grad_scale = 1, .steps = 1, .applied = 1};
+  for (OwnShard<double>* shard : {&given, &read}) shard->gradient = {0.25, -0.5};
+  leaf::adamw(given.memory(), given.first.data(), given.second.data(), {}, 0.5, &result, {});
+  const optim::LearningRate lr = &where;
+  leaf::adamw(read.memory(), read.first.data(), read.second.data(), {}, lr, &result, {});
+  CHECK(read.master == given.master);
+  where = 0;  // and not before: without a rate nothing moves
+  const auto before = read.master;
+  leaf::adamw(read.memory(), read.first.data(), read.second.data(), {}, lr, &result, {});
+  CHECK(read.master == before);
 }
 
 }  // namespace
