@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/attention/host/leaf.hpp>
+#include <pleat/attention/relayout.hpp>
 #include <pleat/attention/ring.hpp>
 #include <pleat/attention/zigzag.hpp>
 #include <pleat/core/host/executor.hpp>

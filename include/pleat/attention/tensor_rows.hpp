@@ -19,6 +19,16 @@ inline TensorRef token_rows(const TensorRef& t, TokenSpan rows) {
   return view;
 }
 
+/// Errors: shape_error A04 when rows of an output lie on one another.
+inline void require_distinct_rows(const char* what, const TensorRef& t) {
+  for (int axis = 0; axis < t.rank() && t.elems() > 0; ++axis) {
+    if (t.extent(axis) > 1 && t.stride(axis) == 0) {
+      fail<shape_error>("pleat[A04]: axis ", axis, " of ", what,
+                        " has stride 0; an output's rows must not overlap: give it memory of its own");
+    }
+  }
+}
+
 /// A copy between tensors of the same extents, as nested loops: axes that are one run in both are one axis.
 struct CopyAxes {
   struct Axis {
