@@ -72,6 +72,8 @@ struct AttentionBackward {
   /// `attention_workspace_bytes` of the device's memory, of this call alone while it runs: what it holds does not
   /// matter and is nothing of use. Without it a kernel that needs none is chosen.
   void* workspace = nullptr;
+  /// [batch, q_tokens, q_heads, v_dim] T, of forward: what `delta` was made of, for kernels that make their own of it.
+  TensorRef out{};
 };
 
 /// Memory by which thread blocks that add to one row of dq keep an order: a word for 64 queries of a head, and one
@@ -80,7 +82,7 @@ constexpr std::size_t attention_workspace_bytes(std::int64_t batch, int q_heads,
   return sizeof(std::uint32_t) * static_cast<std::size_t>(1 + batch * q_heads * ((q_tokens + 63) / 64));
 }
 
-/// The local kernel of a device; specialize it to bring your own. Static members, ordered on the stream `s`:
+/// What a schedule asks of a local kernel, an object or a type of static members, ordered on the stream `s`:
 /// - `forward(const AttentionForward&, s)`
 /// - `delta(delta, out, dout, s)`: delta [batch, q_heads, q_tokens] = sum over v_dim of out * dout [batch, q_tokens,
 ///   q_heads, v_dim], in accumulator_t.
@@ -88,6 +90,18 @@ constexpr std::size_t attention_workspace_bytes(std::int64_t batch, int q_heads,
 /// - `store(out, terms, s)`: out = the sum of one or two `terms` of accumulator_t, a span, rounded once to the dtype of
 /// out; all [batch, tokens, heads, dim], each with its own strides. Errors: shape_error A06 when a head dim is larger
 /// than the kernel takes.
+/// One that plans calls of known extents and strides ahead also has `prepare(const AttentionForward&)` and
+/// `prepare(const AttentionBackward&)`, which read neither data nor work in device memory.
+template <class Leaf, class Stream>
+concept local_attention = requires(const Leaf& leaf, const AttentionForward& forward, const AttentionBackward& backward,
+                                   const TensorRef& t, std::span<const TensorRef> terms, Stream s) {
+  leaf.forward(forward, s);
+  leaf.delta(t, t, t, s);
+  leaf.backward(backward, s);
+  leaf.store(t, terms, s);
+};
+
+/// The local kernel that a ring on this device uses unless `bind` is given another.
 template <class DeviceType>
 struct attention_leaf {
   static_assert(detail::no_device<DeviceType>,

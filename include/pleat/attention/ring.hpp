@@ -5,6 +5,7 @@
 
 #include <pleat/attention/ring_hops.hpp>
 #include <pleat/attention/ring_pushes.hpp>
+#include <pleat/attention/ring_rehearsal.hpp>
 #include <pleat/attention/ring_schedule.hpp>
 #include <pleat/comm/memory.hpp>
 #include <pleat/core/streams.hpp>
@@ -22,7 +23,7 @@ class Saved {
   explicit Saved(Block memory) : memory_(memory) {}
 
  private:
-  template <executor Executor, communicator Comm, symmetric_arena Arena>
+  template <executor Executor, communicator Comm, symmetric_arena Arena, class Leaf>
   friend class RingAttention;
 
   Block memory_;
@@ -37,23 +38,29 @@ class Saved {
 /// Per step a rank moves at most `2 * tokens * kv_heads * (qk_dim + v_dim)` elements one way in forward, and in
 /// backward as many elements of accumulator_t in addition. source: Ring Attention, arXiv 2310.01889; the zigzag split,
 /// github.com/zhuzilin/ring-flash-attention.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
+template <executor Executor, communicator Comm, symmetric_arena Arena,
+          class Leaf = attention_leaf<typename Executor::device_type>>
 class RingAttention {
+  static_assert(local_attention<Leaf, typename Executor::stream_type>,
+                "pleat[A11]: the kernel of a ring needs forward, delta, backward and store: see local_kernel.hpp");
+
  public:
   using device_type = typename Executor::device_type;
   using StreamPair = Streams<typename Executor::stream_type>;
 
   /// See `bind`.
   RingAttention(Plan plan, const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
-                typename Executor::stream_type s)
+                typename Executor::stream_type s, Leaf leaf = {})
       : plan_(std::make_shared<const Plan>(std::move(plan))),
         tokens_(plan_->local_tokens(checked_rank(group))),
         executor_(executor),
         rank_(group.rank()),
-        schedule_(plan_, executor, rank_, memory.scratch),
+        scratch_(memory.scratch),
+        leaf_(std::move(leaf)),
+        schedule_(plan_, executor, rank_, scratch_, leaf_),
         transport_(make_transport(executor, group, memory, s)),
         work_(plan_->work, rank_, memory.pinned_host, memory.persistent, executor, s) {
-    preload_leaves<core_leaf<device_type>, attention_leaf<device_type>>();
+    preload_leaves<core_leaf<device_type>, Leaf>();
   }
 
   const Plan& plan() const { return *plan_; }
@@ -71,6 +78,22 @@ class RingAttention {
   /// A temporary would be gone when a call reads it.
   PlacedWork place(Work&& work, Block staging, Block memory, typename Executor::stream_type s) const = delete;
 
+  /// Tells a kernel that plans ahead (`Leaf::prepare`) of all that forward and backward will ask for on tensors with
+  /// these extents and strides. This rank alone; touches no data. Errors: as forward and backward, and the kernel's.
+  template <class Q, class K, class V, class Out, class DOut>
+  void prepare(const Q& q, const K& k, const V& v, const Out& out, const DOut& dout) const {
+    prepare(work_, q, k, v, out, dout);
+  }
+  /// The same for a packing of its own.
+  template <class Q, class K, class V, class Out, class DOut>
+  void prepare(const PlacedWork& work, const Q& q, const K& k, const V& v, const Out& out, const DOut& dout) const {
+    detail::RingTensors tensors = call_tensors(q, k, v, out);
+    tensors.lse = schedule_.statistics(scratch_.data);
+    const detail::RingGradients gradients{input("dout", dout, plan_->shape.q_heads, plan_->shape.v_dim), tensors.q,
+                                          tensors.own};
+    detail::rehearse<Executor>(plan_, executor_.device(), rank_, scratch_, leaf_, work, tensors, gradients);
+  }
+
   /// out = attention of the local queries over the keys of all ranks. q [batch, local_tokens, q_heads, qk_dim],
   /// k [batch, local_tokens, kv_heads, qk_dim], v [.., kv_heads, v_dim], out [batch, local_tokens, q_heads, v_dim]; the
   /// plan's dtype; any strides with a contiguous last axis (views of one packed qkv buffer will do). `out` overlaps
@@ -83,12 +106,9 @@ class RingAttention {
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const PlacedWork& work, const Q& q, const K& k, const V& v, const Out& out,
                Saved& saved) {
-    const Shape& shape = plan_->shape;
     Carver memory(saved.memory_);
-    saved.tensors_ = {input("q", q, shape.q_heads, shape.qk_dim),
-                      {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)},
-                      output("out", out, shape.q_heads, shape.v_dim),
-                      schedule_.statistics(detail::take_saved(memory, *plan_))};
+    saved.tensors_ = call_tensors(q, k, v, out);
+    saved.tensors_.lse = schedule_.statistics(detail::take_saved(memory, *plan_));
     saved.work_ = work;
     saved.plan_ = plan_.get();
     std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_); }, transport_);
@@ -140,6 +160,15 @@ class RingAttention {
                       memory.arena->open(group.ranks(), plan_->footprint().symmetric, detail::Slots::channels), s);
   }
 
+  /// All but the LSE.
+  template <class Q, class K, class V, class Out>
+  detail::RingTensors call_tensors(const Q& q, const K& k, const V& v, const Out& out) const {
+    const Shape& shape = plan_->shape;
+    return {input("q", q, shape.q_heads, shape.qk_dim),
+            {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)},
+            output("out", out, shape.q_heads, shape.v_dim),
+            {}};
+  }
   template <class T>
   TensorRef input(const char* what, const T& t, int heads, int dim) const {
     const TensorRef ref = expect(what, t, plan_->shape.dtype, device, {plan_->shape.batch, tokens_, heads, dim});
@@ -165,7 +194,9 @@ class RingAttention {
   std::int64_t tokens_;
   Executor executor_;
   int rank_;
-  detail::RingSchedule<Executor> schedule_;
+  Block scratch_;
+  Leaf leaf_;
+  detail::RingSchedule<Executor, Leaf> schedule_;
   Transports transport_;
   PlacedWork work_;  // of the plan
 };
@@ -174,12 +205,14 @@ class RingAttention {
 /// arena; every rank of the arena binds the same operations in the same order. `group` and what `memory` names must
 /// outlive the operation. `s`: the stream on which the first credits are given; from then on peers write to the arena.
 /// Errors: shape_error A05 (the group's size, no arena), T02 (a block too small); comm_error C08 (arena used up);
-/// static T10 without a stream where there are several.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
-RingAttention<Executor, Comm, Arena> bind(
+/// static T10 without a stream where there are several, A11 (the kernel).
+/// `leaf`: the local kernel, by default that of the device; copied, so one with state is a handle to it.
+template <executor Executor, communicator Comm, symmetric_arena Arena,
+          class Leaf = attention_leaf<typename Executor::device_type>>
+RingAttention<Executor, Comm, Arena, Leaf> bind(
     Plan plan, const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
-    typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
-  return RingAttention<Executor, Comm, Arena>(std::move(plan), executor, group, memory, s);
+    typename Executor::stream_type s = only_stream<typename Executor::stream_type>(), Leaf leaf = {}) {
+  return RingAttention<Executor, Comm, Arena, Leaf>(std::move(plan), executor, group, memory, s, std::move(leaf));
 }
 
 }  // namespace pleat::inline v0::ring

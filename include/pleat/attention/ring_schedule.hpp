@@ -23,14 +23,13 @@ struct RingGradients {
 
 /// Steps 0 .. cp - 1 of a pass over `transport` (a RingHops or RingPushes): at step s this rank meets the block of the
 /// rank s places before it, and the transfer of the next block is posted before this step's kernel.
-template <executor Executor>
+template <executor Executor, class Leaf = attention_leaf<typename Executor::device_type>>
 class RingSchedule {
-  using Leaf = attention_leaf<typename Executor::device_type>;
   using StreamPair = Streams<typename Executor::stream_type>;
 
  public:
-  RingSchedule(std::shared_ptr<const Plan> plan, const Executor& executor, int rank, Block scratch)
-      : plan_(std::move(plan)), executor_(executor), rank_(rank), scratch_(scratch) {}
+  RingSchedule(std::shared_ptr<const Plan> plan, const Executor& executor, int rank, Block scratch, Leaf leaf = {})
+      : plan_(std::move(plan)), executor_(executor), rank_(rank), scratch_(scratch), leaf_(std::move(leaf)) {}
 
   template <class AnyTransport>
   void forward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t) const {
@@ -54,7 +53,7 @@ class RingSchedule {
       call.work = placed.at(step);
       call.first = step == 0;
       call.last = step == last_step;
-      if (call.first || !call.work.empty()) Leaf::forward(call, s.compute);
+      if (call.first || !call.work.empty()) leaf_.forward(call, s.compute);
       if (step > 0) transport.release(step, s);
     }
     transport.close(s);
@@ -72,6 +71,7 @@ class RingSchedule {
     const BackwardScratch scratch = take_backward_scratch(memory, *plan_);
     AttentionBackward call;
     call.q = t.q;
+    call.out = t.out;
     call.dout = gradients.dout;
     call.lse = t.lse;
     call.delta = statistics(scratch.delta);
@@ -87,7 +87,7 @@ class RingSchedule {
       const TokenSpan keys = work.own_half(rank_, half).keys;
       compute(call, rows_of(t.own, keys), rows_of(own_part, keys), placed.own_half(half), false, s);
     };
-    Leaf::delta(call.delta, t.out, gradients.dout, s.compute);
+    leaf_.delta(call.delta, t.out, gradients.dout, s.compute);
     transport.open(work, t.own, s);
     if (cp == 1) {
       compute(call, t.own, own_part, placed.at(0), false, s);
@@ -103,7 +103,7 @@ class RingSchedule {
       transport.pass(step, s);
     }
     if (cp > 1) compute_half(1);
-    Leaf::store(gradients.dq, {&call.dq, 1}, s.compute);
+    leaf_.store(gradients.dq, {&call.dq, 1}, s.compute);
     if (cp > 1) {
       const TokenSpan summed = work.summed_keys(rank_, cp - 1);
       store(gradients.own, own_part, {0, summed.begin}, s);
@@ -144,7 +144,7 @@ class RingSchedule {
     call.work = work;
     call.accumulate_dk = accumulate;
     call.accumulate_dv = accumulate;
-    Leaf::backward(call, s.compute);
+    leaf_.backward(call, s.compute);
     call.accumulate_dq = true;
   }
 
@@ -175,20 +175,21 @@ class RingSchedule {
   /// The gradients of some rows are what the own part holds, or the sum of the others' and that.
   void store(const KeyValueBlock& out, const KeyValueBlock& own, TokenSpan span, const StreamPair& s) const {
     const KeyValueBlock to = rows_of(out, span), from = rows_of(own, span);
-    Leaf::store(to.keys, {&from.keys, 1}, s.compute);
-    Leaf::store(to.values, {&from.values, 1}, s.compute);
+    leaf_.store(to.keys, {&from.keys, 1}, s.compute);
+    leaf_.store(to.values, {&from.values, 1}, s.compute);
   }
   void store_sum(const KeyValueBlock& out, const KeyValueBlock& others, const KeyValueBlock& own, TokenSpan span,
                  const StreamPair& s) const {
     const KeyValueBlock to = rows_of(out, span), first = rows_of(others, span), last = rows_of(own, span);
-    Leaf::store(to.keys, std::array{first.keys, last.keys}, s.compute);
-    Leaf::store(to.values, std::array{first.values, last.values}, s.compute);
+    leaf_.store(to.keys, std::array{first.keys, last.keys}, s.compute);
+    leaf_.store(to.values, std::array{first.values, last.values}, s.compute);
   }
 
   std::shared_ptr<const Plan> plan_;
   Executor executor_;
   int rank_;
   Block scratch_;
+  Leaf leaf_;
 };
 
 }  // namespace pleat::inline v0::ring::detail
