@@ -73,8 +73,8 @@ inline Model experts(std::int64_t tokens) {
           4,
           {.name = "experts",
            .kind = pleat::Param::expert,
-           .params = {{.name = "up", .shape = {ffn, hidden}, .experts = count},
-                      {.name = "down", .shape = {hidden, ffn}, .experts = count}}},
+           .experts_local = count,
+           .params = {{.name = "up", .shape = {ffn, hidden}}, {.name = "down", .shape = {hidden, ffn}}}},
           {{0, ffn, hidden}, {1, hidden, ffn}},
           static_cast<int>(count),
           tokens};

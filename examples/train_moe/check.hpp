@@ -42,8 +42,8 @@ void for_each_parameter(const ParametersType& parameters, F f) {
         f(unit, param, std::int64_t{0}, elems, parameter_name(spec, param));
         continue;
       }
-      const std::int64_t one = elems / parameters.local_experts();
-      for (int e = 0; e < parameters.local_experts(); ++e) {
+      const std::int64_t one = elems / parameters.experts_local();
+      for (int e = 0; e < parameters.experts_local(); ++e) {
         f(unit, param, e * one, one, parameter_name(spec, param, parameters.first_expert() + e));
       }
     }

@@ -46,8 +46,6 @@ class ExpertBlock {
     pleat::moe::LayerPlan layer;
     pleat::moe::LoadBalancePlan losses;  // of each layer
 
-    /// Rows of the load-balance gradient: one per sequence, or one for all tokens.
-    std::int64_t balance_rows() const { return balance == LoadBalance::sequence ? sequences : 1; }
     pleat::Footprint footprint() const {
       pleat::Footprint need = max_scratch(layer.footprint(), losses.footprint());
       need.persistent =
@@ -81,9 +79,10 @@ class ExpertBlock {
                                        .dtype = pleat::dtype_of<T>},
                 pleat::moe::LayerOptions{.router = {}, .dispatch = {.transport = o.transport, .row_alignment = 1}}),
             pleat::moe::plan(
+                balance_ranks,
                 pleat::moe::LoadBalanceShape{
                     .experts = m.experts, .k = m.top_k, .dtype = pleat::dtype_of<A>, .max_sequences = sequences},
-                {.alpha = o.balance_alpha, .scope = scope}, balance_ranks)};
+                {.alpha = o.balance_alpha, .scope = scope})};
   }
 
   static Activations carve_activations(pleat::Carver& memory, const Plan& p) {
@@ -91,7 +90,7 @@ class ExpertBlock {
     const pleat::Block saved{memory.take_bytes(saved_bytes), saved_bytes};
     Activations a;
     if (saved.data != nullptr) a.saved = std::make_unique<pleat::moe::LayerSaved>(p.layer, saved);
-    a.dprobs = memory.take<A>(static_cast<std::size_t>(p.balance_rows() * p.model.experts));
+    a.dprobs = memory.take<A>(static_cast<std::size_t>(p.losses.rows(p.sequences) * p.model.experts));
     return a;
   }
 
@@ -126,7 +125,7 @@ class ExpertBlock {
                     matrix(out, plan_.model.hidden), choice);
     if (watch != nullptr) watch->observe(layer, batch, a.saved->ids.template as<std::int32_t>());
     if (plan_.balance != LoadBalance::none) {
-      balances_[static_cast<std::size_t>(layer)].forward(streams, a.saved->ids, a.saved->probs, plan_.balance_rows(),
+      balances_[static_cast<std::size_t>(layer)].forward(streams, a.saved->ids, a.saved->probs, plan_.sequences,
                                                          &step_tokens, dprobs(a), Backend::tensor(balance, {1}));
     }
     ops<typename Backend::Device>::add(out, middle, plan_.tokens * plan_.model.hidden, streams.compute);
@@ -162,7 +161,7 @@ class ExpertBlock {
     return Backend::tensor(data, {plan_.tokens, columns});
   }
   pleat::TensorRef dprobs(const Activations& a) const {
-    return Backend::tensor(a.dprobs, {plan_.balance_rows(), plan_.model.experts});
+    return Backend::tensor(a.dprobs, {plan_.losses.rows(plan_.sequences), plan_.model.experts});
   }
   static pleat::moe::ExpertMatrices weights(const pleat::fsdp::UnitView& w) {
     return {w[expert_param::gate], w[expert_param::up], w[expert_param::down]};

@@ -40,8 +40,8 @@ class Parameters {
   Parameters(const Plan& plan, const Options& o, const Groups<Comm>& groups, const pleat::Memory<Arena>& memory,
              Stream s)
       : units_(plan.units),
-        local_experts_(o.model.experts / groups.mesh.ep),
-        first_expert_(groups.me.ep * local_experts_),
+        experts_local_(o.model.experts / groups.mesh.ep),
+        first_expert_(groups.me.ep * experts_local_),
         streams_{s, s, s},
         shards_(pleat::fsdp::bind(plan.shards, Executor{}, groups.shards, memory)) {
     initialize(o.seed);
@@ -49,7 +49,7 @@ class Parameters {
 
   const std::vector<pleat::fsdp::UnitSpec>& units() const { return units_; }
   int first_expert() const { return first_expert_; }
-  int local_experts() const { return local_experts_; }
+  int experts_local() const { return experts_local_; }
   std::span<const pleat::fsdp::ShardMemory> shards() const { return shards_.shards(); }
 
   void begin(std::span<const int> order) { shards_.begin(order); }
@@ -67,7 +67,7 @@ class Parameters {
   /// Elements of a parameter as the calls below see it: all local experts of an expert's.
   std::int64_t elems(int unit, int param) const {
     const pleat::fsdp::ParamSpec& spec = spec_of(unit, param);
-    std::int64_t product = std::max<std::int64_t>(spec.experts, 1);
+    std::int64_t product = std::max<std::int64_t>(units_[static_cast<std::size_t>(unit)].experts_local, 1);
     for (const std::int64_t extent : spec.shape) product *= extent;
     return product;
   }
@@ -89,7 +89,7 @@ class Parameters {
       const pleat::fsdp::UnitSpec& spec = units_[static_cast<std::size_t>(unit)];
       for (int param = 0; param < static_cast<int>(spec.params.size()); ++param) {
         const bool is_norm = spec_of(unit, param).shape.size() == 1;
-        const int parts = spec.kind == pleat::Param::expert ? local_experts_ : 1;
+        const int parts = spec.kind == pleat::Param::expert ? experts_local_ : 1;
         std::vector<A> values;
         for (int part = 0; part < parts; ++part) {
           const int expert = spec.kind == pleat::Param::expert ? first_expert_ + part : -1;
@@ -106,17 +106,11 @@ class Parameters {
     return units_[static_cast<std::size_t>(unit)].params[static_cast<std::size_t>(param)];
   }
   pleat::TensorRef whole(int unit, int param, A* data) const {
-    const pleat::fsdp::ParamSpec& spec = spec_of(unit, param);
-    pleat::TensorRef tensor = Backend::tensor(data, {});
-    std::vector<std::int64_t> extents(spec.shape);
-    if (spec.experts != 0) extents.insert(extents.begin(), spec.experts);
-    std::int64_t stride = elems(unit, param);
-    for (const std::int64_t extent : extents) tensor.push_extent(extent, stride /= extent);
-    return tensor;
+    return shards_.full(unit, param, data, pleat::dtype_of<A>);
   }
 
   std::vector<pleat::fsdp::UnitSpec> units_;
-  int local_experts_;
+  int experts_local_;
   int first_expert_;
   pleat::fsdp::ShardStreams<Stream> streams_;
   pleat::fsdp::Sharder<Executor, Comm, Arena> shards_;

@@ -44,14 +44,13 @@ struct UnitIndex {
   }
 };
 
-inline std::vector<pleat::fsdp::UnitSpec> make_units(const ModelShape& m, int local_experts) {
+inline std::vector<pleat::fsdp::UnitSpec> make_units(const ModelShape& m, int experts_local) {
   using pleat::Param;
   using pleat::fsdp::ParamSpec;
-  const auto matrix = [](const char* name, std::int64_t rows, std::int64_t columns, std::int64_t experts = 0) {
+  const auto matrix = [](const char* name, std::int64_t rows, std::int64_t columns) {
     ParamSpec spec;
     spec.name = name;
     spec.shape = {rows, columns};
-    spec.experts = experts;
     return spec;
   };
   const auto norm = [](const char* name, std::int64_t size) {
@@ -64,23 +63,25 @@ inline std::vector<pleat::fsdp::UnitSpec> make_units(const ModelShape& m, int lo
   const std::int64_t queries = static_cast<std::int64_t>(m.heads) * m.head_dim;
   const std::int64_t keys = static_cast<std::int64_t>(m.kv_heads) * m.head_dim;
   std::vector<pleat::fsdp::UnitSpec> units;
-  units.push_back({"embedding", Param::dense, {matrix("tokens", m.vocabulary, m.hidden)}, {}});
+  units.push_back({"embedding", Param::dense, 0, {matrix("tokens", m.vocabulary, m.hidden)}, {}});
   for (int layer = 0; layer < m.layers; ++layer) {
     const std::string name = "layers." + std::to_string(layer);
     units.push_back(
         {name + ".attention",
          Param::dense,
+         0,
          {norm("norm", m.hidden), matrix("query", queries, m.hidden), matrix("key", keys, m.hidden),
           matrix("value", keys, m.hidden), norm("query_norm", m.head_dim), norm("key_norm", m.head_dim),
           matrix("output", m.hidden, queries), norm("expert_norm", m.hidden), matrix("router", m.experts, m.hidden)},
          {}});
-    units.push_back({name + ".experts",
-                     Param::expert,
-                     {matrix("gate", m.inner, m.hidden, local_experts), matrix("up", m.inner, m.hidden, local_experts),
-                      matrix("down", m.hidden, m.inner, local_experts)},
-                     {}});
+    units.push_back(
+        {name + ".experts",
+         Param::expert,
+         experts_local,
+         {matrix("gate", m.inner, m.hidden), matrix("up", m.inner, m.hidden), matrix("down", m.hidden, m.inner)},
+         {}});
   }
-  units.push_back({"head", Param::dense, {norm("norm", m.hidden), matrix("head", m.vocabulary, m.hidden)}, {}});
+  units.push_back({"head", Param::dense, 0, {norm("norm", m.hidden), matrix("head", m.vocabulary, m.hidden)}, {}});
   return units;
 }
 

@@ -39,7 +39,9 @@ inline std::vector<fsdp::UnitSpec> model_of(const Training& t, const fsdp::Group
     if (!t.uneven) break;
     const std::int64_t ranks = sizes.of(unit.kind);
     const std::int64_t total =
-        fsdp::plan_unit(unit.params, sizes.of(unit.kind), {.alignment_elems = t.config.alignment_elems}).total_elems();
+        fsdp::plan_unit(unit.params, sizes.of(unit.kind),
+                        {.experts_local = unit.experts_local, .alignment_elems = t.config.alignment_elems})
+            .total_elems();
     for (std::int64_t r = 0; r <= ranks; ++r) unit.boundaries.push_back(total * r * r / (ranks * ranks));
   }
   return units;
@@ -157,7 +159,7 @@ class TrainingRank {
 
   void draw_inputs() {
     for (int u = 0; u < units(); ++u) {
-      const int owner = layout(u).experts != 0 ? coordinate(mesh_, world_.rank()).ep : -1;
+      const int owner = layout(u).experts_local != 0 ? coordinate(mesh_, world_.rank()).ep : -1;
       for (int p = 0; p < params(u); ++p) {
         weights_.push_back(drawn_.add(plan_.master, elems(u, p), [&](std::int64_t i) {
           return drawn({t_.seed, 1, owner, u, layout(u).storage_of(p), i});
@@ -249,10 +251,8 @@ class TrainingRank {
     executor_.copy(take_log(unit_bytes(u)), view[0].data(), unit_bytes(u), streams_.compute);
   }
   TensorRef full(int u, int p, std::byte* data) const {
-    const fsdp::ParamPlace& place = layout(u).place(p);
     TensorRef tensor(data, plan_.master, {}, {device_kind<typename Comm::device_type>, 0});
-    std::vector<std::int64_t> shape = place.spec.shape;
-    if (place.spec.experts != 0) shape.insert(shape.begin(), place.spec.experts);
+    const std::vector<std::int64_t> shape = layout(u).full_shape(p);
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       tensor.push_extent(shape[axis], fsdp::elems_of(std::span(shape).subspan(axis + 1)));
     }
@@ -276,7 +276,7 @@ class TrainingRank {
       };
       const auto put_all = [&](const TensorRef& tensor, bool accumulates, int write) {
         for (std::int64_t e = 0; e < layout(u).block_count(); ++e) {
-          const std::int64_t at = layout(u).experts != 0 ? e * tensor.stride(0) : 0;
+          const std::int64_t at = layout(u).experts_local != 0 ? e * tensor.stride(0) : 0;
           const TensorRef block(static_cast<std::byte*>(tensor.data()) + static_cast<std::size_t>(at) * width,
                                 tensor.dtype(), {});
           put_block(block, e, accumulates, write);

@@ -39,11 +39,8 @@ enum class Optimizer : unsigned char { adamw, muon };
 /// One parameter of a unit.
 struct ParamSpec {
   std::string name = {};
-  /// Extents, empty for a scalar; of one expert where `experts` is set.
+  /// Extents, empty for a scalar; of one expert in an expert unit.
   std::vector<std::int64_t> shape = {};
-  /// Number of local experts, each with a parameter of this shape; 0 for a parameter that is no expert's. All
-  /// parameters of a unit have the same number: the unit holds everything of expert 0, then everything of expert 1.
-  std::int64_t experts = 0;
   Granule granule = {};
   /// Gathered like the others, but without gradient and never updated.
   bool frozen = false;
@@ -57,6 +54,9 @@ struct ParamSpec {
 };
 
 struct LayoutOptions {
+  /// Experts of this rank, each with parameters of the given shapes: the unit holds everything of expert 0, then
+  /// everything of expert 1. 0 for a unit without experts.
+  std::int64_t experts_local = 0;
   /// Segments start at multiples of this; an equal share of the unit is a multiple too.
   std::int64_t alignment_elems = 128;
   /// Boundaries b[0..shard_count] in place of the equal split: 0 first, ascending, the last at or past the end of the
@@ -75,7 +75,7 @@ struct ParamPlace {
 };
 
 /// A contiguous part of a parameter that a shard holds. `param_begin` counts in the parameter's own row-major
-/// [experts, shape...]; `shard_begin` counts from the start of the shard.
+/// [experts_local, shape...]; `shard_begin` counts from the start of the shard.
 struct Piece {
   int param = 0;
   std::int64_t param_begin = 0;
@@ -95,7 +95,7 @@ struct Range {
 /// and the same on every rank. Padding between parameters and at the end belongs to shards, but to no piece.
 struct UnitLayout {
   std::vector<ParamPlace> params;
-  std::int64_t experts = 0;        // 0: no expert unit
+  std::int64_t experts_local = 0;  // 0: no expert unit
   std::int64_t expert_stride = 0;  // elements from an expert's parameters to the next expert's
   std::vector<std::int64_t> boundaries;
 
@@ -113,12 +113,18 @@ struct UnitLayout {
     const int tied_to = place(param).spec.tied_to;
     return tied_to < 0 ? param : storage_of(tied_to);
   }
+  /// All of a parameter on one ep rank: [shape...], or [experts_local, shape...] in an expert unit.
+  constexpr std::vector<std::int64_t> full_shape(int param) const {
+    std::vector<std::int64_t> shape = place(param).spec.shape;
+    if (experts_local != 0) shape.insert(shape.begin(), experts_local);
+    return shape;
+  }
   constexpr const ParamPlace& place(int param) const { return params[static_cast<std::size_t>(param)]; }
   constexpr bool trains() const {
     return std::any_of(params.begin(), params.end(), [](const ParamPlace& p) { return !p.spec.frozen; });
   }
   /// How many parts of the buffer hold the unit's parameters: one per expert and parameter.
-  constexpr std::int64_t block_count() const { return std::max<std::int64_t>(experts, 1); }
+  constexpr std::int64_t block_count() const { return std::max<std::int64_t>(experts_local, 1); }
 
   /// Calls f(param, expert, begin) for each part of the buffer that has storage, ascending.
   template <class F>
@@ -248,10 +254,6 @@ constexpr void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
     fail<shape_error>("pleat[F03]: parameter ", spec.name, " has a granule of ", spec.granule.block_rows, " rows and ",
                       spec.copies, " copies; both are 1 or more");
   }
-  if (spec.experts != specs[0].experts || spec.experts < 0) {
-    fail<shape_error>("pleat[F03]: parameter ", spec.name, " has ", spec.experts, " experts, ", specs[0].name, " has ",
-                      specs[0].experts, "; all parameters of a unit have the same number, 0 outside expert units");
-  }
   if (spec.tied_to < 0) return;
   if (spec.tied_to >= static_cast<int>(i) || specs[static_cast<std::size_t>(spec.tied_to)].shape != spec.shape) {
     fail<shape_error>("pleat[F04]: parameter ", spec.name, " (number ", i, " of its unit) is tied to number ",
@@ -277,9 +279,10 @@ constexpr std::int64_t outside_granules(const UnitLayout& unit, std::int64_t bou
 /// the unit, F03 for extents, experts, counts or an alignment that cannot be, F04 for a tie that does not fit.
 constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count, const LayoutOptions& options = {}) {
   const std::int64_t alignment = options.alignment_elems;
-  if (shard_count < 1 || alignment < 1) {
+  if (shard_count < 1 || alignment < 1 || options.experts_local < 0) {
     fail<shape_error>("pleat[F03]: a unit over ", shard_count, " ranks with an alignment of ", alignment,
-                      " elements; both are 1 or more");
+                      " elements and experts_local=", options.experts_local,
+                      "; ranks and alignment are 1 or more, experts_local is 0 or more");
   }
   UnitLayout unit;
   std::int64_t end = 0;
@@ -296,8 +299,8 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
     }
     unit.params.push_back(std::move(place));
   }
-  unit.experts = specs.empty() ? 0 : specs[0].experts;
-  unit.expert_stride = unit.experts == 0 ? 0 : detail::round_up(end, alignment);
+  unit.experts_local = options.experts_local;
+  unit.expert_stride = unit.experts_local == 0 ? 0 : detail::round_up(end, alignment);
   end += (unit.block_count() - 1) * unit.expert_stride;
   const std::int64_t share = detail::round_up(end, alignment * shard_count) / shard_count;
 

@@ -22,6 +22,8 @@ struct UnitSpec {
   std::string name = {};
   /// Which shard group the unit belongs to.
   Param kind = Param::dense;
+  /// As in LayoutOptions: 0 for dense units.
+  std::int64_t experts_local = 0;
   std::vector<ParamSpec> params = {};
   /// As in LayoutOptions; empty for the equal split.
   std::vector<std::int64_t> boundaries = {};
@@ -208,10 +210,16 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
                       "; valid dtypes: ", made.master, " ", compute);
   }
   for (const UnitSpec& unit : units) {
+    if (unit.kind == Param::dense && unit.experts_local != 0) {
+      fail<shape_error>("pleat[F03]: unit ", unit.name, " is dense and has experts_local=", unit.experts_local,
+                        "; make it of kind expert, or leave the experts out");
+    }
     made.names.push_back(unit.name);
     made.kinds.push_back(unit.kind);
     made.layouts.push_back(plan_unit(unit.params, sizes.of(unit.kind),
-                                     {.alignment_elems = options.alignment_elems, .boundaries = unit.boundaries}));
+                                     {.experts_local = unit.experts_local,
+                                      .alignment_elems = options.alignment_elems,
+                                      .boundaries = unit.boundaries}));
     const UnitLayout& layout = made.layouts.back();
     KindPlan& kind = made.per_kind[static_cast<std::size_t>(unit.kind)];
     kind.unit_elems = std::max(kind.unit_elems, layout.total_elems());

@@ -126,8 +126,9 @@ class Sharder {
     reducer_.join(streams);
   }
 
-  /// Sets a parameter from the full tensor [shape...] or [experts, shape...], contiguous, of any float dtype and the
-  /// same on every rank; each keeps its shard. No communication. Errors: shape_error F07 for another shape, F10, F13.
+  /// Sets a parameter from the full tensor [shape...] or [experts_local, shape...], contiguous, of any float dtype and
+  /// the same on every rank; each keeps its shard. No communication. Errors: shape_error F07 for another shape, F10,
+  /// F13.
   template <class T>
   void load(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
@@ -148,9 +149,9 @@ class Sharder {
     weights_changed(streams);
   }
 
-  /// Gathers a parameter's master, or its gradient as `finish_gradients` left it, into `tensor` [shape...] or [experts,
-  /// shape...], contiguous, of the master's dtype; the compute stream sees it. Every rank of the shard group calls. For
-  /// checks, not for steps. Errors: shape_error F07, F11 for the gradient of a frozen parameter, F13.
+  /// Gathers a parameter's master, or its gradient as `finish_gradients` left it, into `tensor` [shape...] or
+  /// [experts_local, shape...], contiguous, of the master's dtype; the compute stream sees it. Every rank of the shard
+  /// group calls. For checks, not for steps. Errors: shape_error F07, F11 for the gradient of a frozen parameter, F13.
   template <class T>
   void export_master(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
@@ -170,9 +171,7 @@ class Sharder {
   /// A tensor of all of a parameter, contiguous: what `load` and the exports take. Errors: F13.
   TensorRef full(int unit, int param, void* data, DType dtype) const {
     state_->check_param(unit, param);
-    const ParamSpec& spec = state_->layout(unit).place(param).spec;
-    std::vector<std::int64_t> shape = spec.shape;
-    if (spec.experts != 0) shape.insert(shape.begin(), spec.experts);
+    const std::vector<std::int64_t> shape = state_->layout(unit).full_shape(param);
     TensorRef tensor(data, dtype, {}, state_->device());
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       tensor.push_extent(shape[axis], elems_of(std::span(shape).subspan(axis + 1)));

@@ -12,10 +12,10 @@ class UnitView {
   UnitView(const UnitLayout& layout, std::byte* base, DType dtype, Device device)
       : layout_(&layout), base_(base), dtype_(dtype), device_(device) {}
 
-  /// Parameter `param` [shape...], or [experts, shape...] with the expert stride as stride(0).
+  /// Parameter `param` [shape...], or [experts_local, shape...] with the expert stride as stride(0).
   TensorRef operator[](int param) const {
     TensorRef tensor = at(param, 0);
-    if (layout_->experts != 0) tensor.push_extent(layout_->experts, layout_->expert_stride);
+    if (layout_->experts_local != 0) tensor.push_extent(layout_->experts_local, layout_->expert_stride);
     push_shape(tensor, param);
     return tensor;
   }

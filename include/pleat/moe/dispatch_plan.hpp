@@ -34,7 +34,7 @@ constexpr const char* name_of(Overflow overflow) {
 }
 
 struct DispatchOptions {
-  Transport transport = Transport::peer;
+  Transport transport = Transport::collective;
   /// An expert's rows start at multiples of this; rows between are zero. 1 where no kernel wants more.
   std::int64_t row_alignment = 128;
   Overflow overflow = Overflow::worst_case;

@@ -38,13 +38,14 @@ struct LoadBalancePlan {
   int ranks = 1;
 
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
-  constexpr std::int64_t groups(std::int64_t sequences) const {
+  /// Rows of dprobs: one per group of tokens whose choices are counted together.
+  constexpr std::int64_t rows(std::int64_t sequences) const {
     return options.scope == BalanceScope::sequence ? sequences : 1;
   }
   /// Counts of one group of tokens: [0, experts) choices of each expert, [experts] routed tokens; exact in float64.
   PLEAT_HD constexpr std::size_t counters() const { return static_cast<std::size_t>(shape.experts) + 1; }
   constexpr std::size_t max_counters() const {
-    return counters() * static_cast<std::size_t>(groups(shape.max_sequences));
+    return counters() * static_cast<std::size_t>(rows(shape.max_sequences));
   }
 
   /// What an expert's probabilities, summed over the routed tokens of a group, weigh in L: from its count, the group's
@@ -77,7 +78,7 @@ struct LoadBalancePlan {
 };
 
 /// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
-inline LoadBalancePlan plan(const LoadBalanceShape& shape, const LoadBalanceOptions& options, int ranks) {
+inline LoadBalancePlan plan(int ranks, const LoadBalanceShape& shape, const LoadBalanceOptions& options = {}) {
   check_choice(shape.experts, shape.k);
   return {shape, options, ranks};
 }
@@ -110,13 +111,13 @@ class LoadBalance {
   template <class Ids, class Probs, class DProbs, class Value>
   void forward(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
                const StepTokens* step, const DProbs& dprobs, const Value& value) {
-    const std::int64_t groups = plan_.groups(sequences);
+    const std::int64_t groups = plan_.rows(sequences);
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
     const std::int64_t tokens = chosen.extent(0);
     const TensorRef p = dense("probs", probs, plan_.accumulator(), kind, {tokens, plan_.shape.experts});
     const TensorRef dp = dense("dprobs", dprobs, plan_.accumulator(), kind, {groups, plan_.shape.experts});
     const TensorRef sum = dense("value", value, DType::f64, kind, {1});
-    if (groups < 1 || groups > plan_.groups(plan_.shape.max_sequences)) {
+    if (groups < 1 || groups > plan_.rows(plan_.shape.max_sequences)) {
       fail<shape_error>("pleat[E05]: ", sequences, " sequences in a micro-batch; valid: 1 .. ",
                         plan_.shape.max_sequences);
     }

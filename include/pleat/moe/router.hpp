@@ -24,7 +24,7 @@ struct RouterOptions {
   double scale = 1;
   /// Group-limited choice: `groups` equal groups of consecutive experts, of which a token may choose in the
   /// `kept_groups` best; a group is judged by the sum of its `group_top` best scores.
-  int groups = 1;
+  int expert_groups = 1;
   int kept_groups = 1;
   int group_top = 1;
   /// Token t takes expert (t + j * (experts / k)) % experts as its choice j, whatever the logits: for benchmarks.
@@ -48,14 +48,15 @@ struct RouterPlan {
 /// Errors: shape_error E02 when k does not fit experts, E03 when the groups do not.
 inline RouterPlan plan(const RouterShape& shape, const RouterOptions& options = {}) {
   check_choice(shape.experts, shape.k);
-  const int groups = options.groups;
+  const int groups = options.expert_groups;
   const int members = groups >= 1 && shape.experts % groups == 0 ? shape.experts / groups : 0;
   if (members == 0 || options.kept_groups < 1 || options.kept_groups > groups ||
       options.kept_groups * members < shape.k || options.group_top < 1 || options.group_top > members) {
     fail<shape_error>(
-        "pleat[E03]: groups=", groups, " kept_groups=", options.kept_groups, " group_top=", options.group_top,
+        "pleat[E03]: expert_groups=", groups, " kept_groups=", options.kept_groups, " group_top=", options.group_top,
         " do not fit experts=", shape.experts, " k=", shape.k, "; valid groups: ", Divisors{shape.experts},
-        "; 1 <= kept_groups <= groups; kept_groups * experts / groups >= k; 1 <= group_top <= experts / groups");
+        "; 1 <= kept_groups <= expert_groups; kept_groups * experts / expert_groups >= k; 1 <= group_top <= experts / "
+        "expert_groups");
   }
   return {shape, options};
 }

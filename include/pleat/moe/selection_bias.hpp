@@ -31,7 +31,7 @@ struct SelectionBiasPlan {
 };
 
 /// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
-inline SelectionBiasPlan plan(const SelectionBiasShape& shape, int ranks) {
+inline SelectionBiasPlan plan(int ranks, const SelectionBiasShape& shape) {
   check_choice(shape.experts, shape.k);
   return {shape, ranks};
 }

@@ -165,14 +165,14 @@ TEST_CASE("a granule larger than an equal share falls back to rows or is an erro
                        pleat::shape_error);
 }
 
-std::vector<ParamSpec> expert_specs(std::int64_t experts, Granule granule) {
-  return {{.name = "gate", .shape = {6, 4}, .experts = experts, .granule = granule},
-          {.name = "up", .shape = {6, 4}, .experts = experts, .granule = granule},
-          {.name = "down", .shape = {4, 6}, .experts = experts, .granule = granule}};
+std::vector<ParamSpec> expert_specs(Granule granule) {
+  return {{.name = "gate", .shape = {6, 4}, .granule = granule},
+          {.name = "up", .shape = {6, 4}, .granule = granule},
+          {.name = "down", .shape = {4, 6}, .granule = granule}};
 }
 
 TEST_CASE("an expert unit holds all of expert 0, then all of expert 1") {
-  const UnitLayout unit = plan_unit(expert_specs(4, Granule::matrix()), 2, {.alignment_elems = 16});
+  const UnitLayout unit = plan_unit(expert_specs(Granule::matrix()), 2, {.experts_local = 4, .alignment_elems = 16});
   CHECK(unit.expert_stride == 96);  // 24 elements at 0, 32, 64, and the next expert at a multiple of 16 past 88
   CHECK(unit.params[2].offset == 64);
   CHECK(unit.total_elems() == 384);
@@ -188,7 +188,8 @@ TEST_CASE("an expert unit holds all of expert 0, then all of expert 1") {
 TEST_CASE("whole experts fall to one rank whenever the shard group divides their number") {
   for (const std::int64_t alignment : {1, 8, 128}) {
     for (const int ranks : {1, 2, 3, 4, 6}) {
-      const UnitLayout unit = plan_unit(expert_specs(12, Granule::element()), ranks, {.alignment_elems = alignment});
+      const UnitLayout unit =
+          plan_unit(expert_specs(Granule::element()), ranks, {.experts_local = 12, .alignment_elems = alignment});
       for (int r = 0; r <= ranks; ++r) {
         CHECK(unit.boundaries[static_cast<std::size_t>(r)] == 12 / ranks * r * unit.expert_stride);
       }
@@ -239,11 +240,14 @@ TEST_CASE("what cannot be is an error with the values") {
                          pleat::shape_error);
   };
   fails("pleat[F03]: parameter w has an extent of -1", {.name = "w", .shape = {-1}});
-  fails("pleat[F03]: parameter w has 3 experts, first has 0", {.name = "w", .shape = {2}, .experts = 3});
   fails("pleat[F03]: parameter w has a granule of 0 rows and 1 copies", {.name = "w", .granule = Granule::rows(0)});
   fails("pleat[F03]: parameter w has a granule of 1 rows and 0 copies", {.name = "w", .copies = 0});
-  fails("pleat[F03]: a unit over 0 ranks with an alignment of 8", {.name = "w"}, 0);
+  fails("pleat[F03]: a unit over 0 ranks with an alignment of 8 elements and experts_local=0", {.name = "w"}, 0);
   fails("pleat[F03]: a unit over 2 ranks with an alignment of 0", {.name = "w"}, 2, 0);
+  CHECK_THROWS_WITH_AS(plan_unit(one, 2, {.experts_local = -1}),
+                       doctest::Contains("pleat[F03]: a unit over 2 ranks with an alignment of 128 elements and "
+                                         "experts_local=-1"),
+                       pleat::shape_error);
   fails("pleat[F04]: parameter w (number 1 of its unit) is tied to number 1",
         {.name = "w", .shape = {2}, .tied_to = 1});
   fails("pleat[F04]: parameter w (number 1 of its unit) is tied to number 0",
@@ -262,7 +266,6 @@ TEST_CASE("every layout: each element has one owner, segments are aligned, no bo
     for (std::size_t i = 0; i < specs.size(); ++i) {
       ParamSpec& spec = specs[i];
       for (int axis = below(4); axis > 0; --axis) spec.shape.push_back(below(9));
-      spec.experts = experts;
       const std::array<Granule, 5> granules{Granule::element(), Granule::row(), Granule::rows(1 + below(4)),
                                             Granule::matrix(), Granule::whole()};
       spec.granule = granules[static_cast<std::size_t>(below(5))].or_else_rows();
@@ -274,7 +277,7 @@ TEST_CASE("every layout: each element has one owner, segments are aligned, no bo
     }
     UnitLayout unit;
     try {
-      unit = plan_unit(specs, ranks, {.alignment_elems = alignment});
+      unit = plan_unit(specs, ranks, {.experts_local = experts, .alignment_elems = alignment});
     } catch (const pleat::shape_error&) {
       continue;  // a row larger than a share
     }

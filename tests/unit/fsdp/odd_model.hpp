@@ -45,8 +45,8 @@ inline std::vector<UnitSpec> odd_model(const RunConfig& config) {
                                 {.name = "wo", .shape = {n + 1, n}}}});
     units.push_back({.name = "experts " + layer,
                      .kind = Param::expert,
-                     .params = {{.name = "gate", .shape = {3, n}, .experts = config.experts},
-                                {.name = "down", .shape = {n, 3}, .experts = config.experts}}});
+                     .experts_local = config.experts,
+                     .params = {{.name = "gate", .shape = {3, n}}, {.name = "down", .shape = {n, 3}}}});
   }
   units.push_back({.name = "frozen", .params = {{.name = "table", .shape = {n + 4}, .frozen = true}}});
   return units;

@@ -21,7 +21,8 @@ std::vector<fsdp::UnitSpec> vectors(int count, std::int64_t elems) {
 TEST_CASE("slots and gradient units are as many as neighbouring units need") {
   std::vector<fsdp::UnitSpec> units = vectors(2, 8);
   for (int layer = 0; layer < 3; ++layer) {
-    units.push_back({.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {4}, .experts = 2}}});
+    units.push_back(
+        {.name = "experts", .kind = Param::expert, .experts_local = 2, .params = {{.name = "w", .shape = {4}}}});
     units.push_back(vectors(1, 8)[0]);
   }
   const fsdp::Plan one = fsdp::plan(units, {.dense = 4, .expert = 2}, {.prefetch = 1});
@@ -76,13 +77,21 @@ void check_error(const char* text, F f) {
 
 TEST_CASE("options that cannot be are errors with the values") {
   const auto units = vectors(1, 4);
-  check_error("pleat[F08]: 0 replicas, a prefetch of 1 and 10 reduce_ctas", [&] { fsdp::plan(units, {.replicas = 0}); });
+  check_error("pleat[F08]: 0 replicas, a prefetch of 1 and 10 reduce_ctas",
+              [&] { fsdp::plan(units, {.replicas = 0}); });
   check_error("pleat[F08]: 1 replicas, a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
   check_error("-2 reduce_ctas; ", [&] { fsdp::plan(units, {}, {.reduce_ctas = -2}); });
   check_error("pleat[F08]: parameters cannot be computed with in i32",
               [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });
   check_error("pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32 f32",
               [&] { fsdp::plan(units, {}, {.gradient = DType::bf16}); });
+}
+
+TEST_CASE("only expert units have experts") {
+  const std::vector<fsdp::UnitSpec> units{
+      {.name = "layer", .experts_local = 2, .params = {{.name = "w", .shape = {4}}}}};
+  CHECK_THROWS_WITH_AS(fsdp::plan(units, {}),
+                       doctest::Contains("pleat[F03]: unit layer is dense and has experts_local=2"), shape_error);
 }
 
 }  // namespace

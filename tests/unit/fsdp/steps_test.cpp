@@ -200,8 +200,10 @@ TEST_CASE("facts: an expert's gradient is the plain sum over its shard group, wh
                             std::array{Lane::main, Lane::gather, Lane::reduce});
       const auto groups = fsdp::groups_of(comms);
       const std::int64_t local_experts = 4 / ep;
-      const std::vector<fsdp::UnitSpec> units{
-          {.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {}, .experts = local_experts}}}};
+      const std::vector<fsdp::UnitSpec> units{{.name = "experts",
+                                               .kind = Param::expert,
+                                               .experts_local = local_experts,
+                                               .params = {{.name = "w", .shape = {}}}}};
       const fsdp::Plan plan = fsdp::plan(units, groups.sizes());
       const HostBuffer persistent(plan.footprint().persistent, 0xff);
       Sharder op = fsdp::bind(plan, HostExecutor{}, groups,

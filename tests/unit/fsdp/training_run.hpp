@@ -112,7 +112,7 @@ class TrainingRun {
     return plan.layouts[static_cast<std::size_t>(u)].storage_of(p);
   }
   static bool has_experts(const fsdp::Plan& plan, int u) {
-    return plan.layouts[static_cast<std::size_t>(u)].experts != 0;
+    return plan.layouts[static_cast<std::size_t>(u)].experts_local != 0;
   }
   static std::size_t elems(const fsdp::Plan& plan, int u, int p) {
     return static_cast<std::size_t>(place(plan, u, p).elems * plan.layouts[static_cast<std::size_t>(u)].block_count());
@@ -131,10 +131,8 @@ class TrainingRun {
     return values;
   }
   static TensorRef full(const fsdp::Plan& plan, int u, int p, const Values& values) {
-    const fsdp::ParamPlace& at = place(plan, u, p);
     TensorRef tensor(const_cast<A*>(of(values, u, p).data()), dtype_of<A>, {});
-    std::vector<std::int64_t> shape = at.spec.shape;
-    if (at.spec.experts != 0) shape.insert(shape.begin(), at.spec.experts);
+    const std::vector<std::int64_t> shape = plan.layouts[static_cast<std::size_t>(u)].full_shape(p);
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       tensor.push_extent(shape[axis], fsdp::elems_of(std::span(shape).subspan(axis + 1)));
     }

@@ -383,7 +383,7 @@ TEST_CASE("a down-projection bias is weighted as well: weights 0 give 0, others 
 }
 
 TEST_CASE("rows and offsets are addressed in 64 bits") {
-  const moe::DispatchPlan large = moe::plan(128, DispatchShape{16384, 7168, 256, 8, DType::bf16});
+  const moe::DispatchPlan large = moe::plan(128, DispatchShape{16384, 7168, 256, 8, DType::bf16}, {Transport::peer});
   CHECK(large.capacity_rows() == 128LL * 16384 * 2 + 256);
   CHECK(large.capacity_rows() * large.shape.hidden > 0xffffffffLL);
   CHECK(large.footprint().symmetric > 60'000'000'000u);
@@ -429,7 +429,7 @@ TEST_CASE("errors name the values") {
         }).find("pleat[M06]: experts=8 is not divisible by ep=0") == 0);
   CHECK(text([] { moe::plan(2, DispatchShape{0, 4, 8, 2}); }).find("pleat[E07]: max_tokens=0") == 0);
   CHECK(text([] { moe::plan(2, DispatchShape{4, 4, 8, 2}, {.row_alignment = 0}); }).find("pleat[E07]") == 0);
-  const moe::DispatchPlan plan = moe::plan(1, DispatchShape{4, 4, 8, 2});
+  const moe::DispatchPlan plan = moe::plan(1, DispatchShape{4, 4, 8, 2}, {Transport::peer});
   const HostBuffer persistent(plan.footprint().persistent);
   const Memory<HostArena> memory{.persistent = persistent.block()};
   CHECK(text([&] {

@@ -137,7 +137,8 @@ TEST_CASE("two live micro-batches keep apart") {
   run_ranks(2, [&](ThreadComm& world) {
     const GroupComm<ThreadComm> ep(world);
     const moe::LayerPlan plan =
-        moe::plan(2, moe::LayerShape{6, sizes.hidden, sizes.inner, sizes.experts, sizes.k, DType::f64});
+        moe::plan(2, moe::LayerShape{6, sizes.hidden, sizes.inner, sizes.experts, sizes.k, DType::f64},
+                  {.dispatch = {.transport = Transport::peer}});
     const Footprint need = plan.footprint();
     const HostBuffer scratch(need.scratch, 0xff), persistent(need.persistent, 0xff), first(need.saved, 0xff),
         second(need.saved, 0xff);
@@ -191,7 +192,8 @@ TEST_CASE("too many tokens on one rank end in the same error on every rank, back
 }
 
 TEST_CASE("the layer's footprint holds its parts") {
-  const moe::LayerPlan plan = moe::plan(4, moe::LayerShape{32, 16, 24, 8, 2, DType::bf16});
+  const moe::LayerPlan plan =
+      moe::plan(4, moe::LayerShape{32, 16, 24, 8, 2, DType::bf16}, {.dispatch = {.transport = Transport::peer}});
   const Footprint layer = plan.footprint(), dispatch = plan.dispatch.footprint(), experts = plan.experts.footprint();
   CHECK(layer.symmetric == dispatch.symmetric);
   CHECK(layer.persistent == dispatch.persistent);

@@ -99,7 +99,7 @@ Outcome run(const Step& step, BalanceScope scope, int dp, int cp, double targets
     ThreadComm cp_comm = world.split(my_dp, my_cp);
     const GroupComm<ThreadComm> stage(world), cp_group(cp_comm);
     const auto& counted = scope == BalanceScope::sequence ? cp_group : stage;
-    const auto plan = moe::plan(moe::LoadBalanceShape{experts, k, DType::f64, own}, {alpha, scope}, counted.size());
+    const auto plan = moe::plan(counted.size(), moe::LoadBalanceShape{experts, k, DType::f64, own}, {alpha, scope});
     const Footprint need = plan.footprint();
     const HostBuffer scratch(need.scratch, 0xff), persistent(need.persistent, 0xff);
     auto balance = moe::bind(plan, HostExecutor{}, counted, Memory<HostArena>{scratch.block(), persistent.block()});
@@ -124,7 +124,7 @@ Outcome run(const Step& step, BalanceScope scope, int dp, int cp, double targets
           logits.insert(logits.end(), step.logits.begin() + t * experts, step.logits.begin() + (t + 1) * experts);
           ids.insert(ids.end(), step.ids.begin() + t * k, step.ids.begin() + (t + 1) * k);
         }
-        const std::int64_t groups = plan.groups(own);
+        const std::int64_t groups = plan.rows(own);
         std::vector<double> dprobs(static_cast<std::size_t>(groups * experts), std::nan(""));
         const auto ref = [&](auto& v, std::int64_t cols) {
           return TensorRef(v.data(), {static_cast<std::int64_t>(v.size()) / cols, cols});
@@ -202,7 +202,7 @@ TEST_CASE("a step without routed tokens has loss 0 and gradient 0") {
 
 TEST_CASE("counters pass 2^31 and 2^32 exactly") {
   // 2048 tokens, k 8, 128 ranks, 1024 micro-batches: 2^31 choices; here more of them are already counted.
-  const auto plan = moe::plan(moe::LoadBalanceShape{2, 1, DType::f64}, {1.0, BalanceScope::global_batch}, 1);
+  const auto plan = moe::plan(1, moe::LoadBalanceShape{2, 1, DType::f64}, {1.0, BalanceScope::global_batch});
   const HostBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent);
   auto balance =
       moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), Memory<HostArena>{scratch.block(), persistent.block()});
@@ -236,9 +236,9 @@ TEST_CASE("errors name the values") {
     return std::string();
   };
   CHECK(text([] {
-          moe::plan(moe::LoadBalanceShape{4, 5}, {}, 1);
+          moe::plan(1, moe::LoadBalanceShape{4, 5});
         }).find("pleat[E02]: k=5 distinct experts of experts=4") == 0);
-  const auto plan = moe::plan(moe::LoadBalanceShape{4, 2, DType::f32, 2}, {1.0, BalanceScope::sequence}, 1);
+  const auto plan = moe::plan(1, moe::LoadBalanceShape{4, 2, DType::f32, 2}, {1.0, BalanceScope::sequence});
   const HostBuffer scratch(plan.footprint().scratch);
   const Memory<HostArena> memory{scratch.block()};
   auto balance = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), memory);

@@ -56,18 +56,18 @@ Reference reference(const std::vector<double>& logits, int k, const RouterOption
   const auto better = [&](const std::vector<double>& key) {
     return [&key](int a, int b) { return key[static_cast<std::size_t>(a)] > key[static_cast<std::size_t>(b)]; };
   };
-  if (o.groups > 1) {
-    const int members = experts / o.groups;
+  if (o.expert_groups > 1) {
+    const int members = experts / o.expert_groups;
     std::vector<double> group_keys;
-    std::vector<int> groups(static_cast<std::size_t>(o.groups));
+    std::vector<int> groups(static_cast<std::size_t>(o.expert_groups));
     std::iota(groups.begin(), groups.end(), 0);
-    for (int g = 0; g < o.groups; ++g) {
+    for (int g = 0; g < o.expert_groups; ++g) {
       std::vector<double> own(keys.begin() + g * members, keys.begin() + (g + 1) * members);
       std::sort(own.rbegin(), own.rend());
       group_keys.push_back(std::accumulate(own.begin(), own.begin() + o.group_top, 0.0));
     }
     std::stable_sort(groups.begin(), groups.end(), better(group_keys));
-    for (int i = o.kept_groups; i < o.groups; ++i) {
+    for (int i = o.kept_groups; i < o.expert_groups; ++i) {
       std::fill_n(keys.begin() + groups[static_cast<std::size_t>(i)] * members, members, -infinity);
     }
   }
@@ -120,11 +120,11 @@ std::vector<RouterOptions> all_options() {
     for (const bool renormalize : {false, true}) {
       all.push_back({.scoring = scoring, .renormalize = renormalize});
       all.push_back({.scoring = scoring, .renormalize = renormalize, .scale = 2.5});
-      all.push_back({.scoring = scoring, .renormalize = renormalize, .groups = 4, .kept_groups = 2});
+      all.push_back({.scoring = scoring, .renormalize = renormalize, .expert_groups = 4, .kept_groups = 2});
       all.push_back({.scoring = scoring,
                      .renormalize = renormalize,
                      .scale = 0.5,
-                     .groups = 4,
+                     .expert_groups = 4,
                      .kept_groups = 2,
                      .group_top = 2});
     }
@@ -229,8 +229,8 @@ TEST_CASE("losing groups are out even where the kept ones hold NaN") {
   std::vector<double> logits(8, nan);
   logits[0] = 5;  // group 0 has the best expert, NaN beside it
   for (int e = 4; e < 8; ++e) logits[static_cast<std::size_t>(e)] = 1;
-  const auto routed =
-      choose<double>({8, 3, DType::f64}, {.scoring = Scoring::topk_softmax, .groups = 2, .kept_groups = 1}, logits);
+  const auto routed = choose<double>({8, 3, DType::f64},
+                                     {.scoring = Scoring::topk_softmax, .expert_groups = 2, .kept_groups = 1}, logits);
   CHECK(routed.ids == std::vector<std::int32_t>{0, 1, 2});
 }
 
@@ -320,11 +320,11 @@ TEST_CASE("errors name the values") {
   };
   CHECK(text([] { moe::plan(RouterShape{4, 5}); }).find("pleat[E02]: k=5 distinct experts of experts=4") == 0);
   CHECK(text([] { moe::plan(RouterShape{4, 0}); }).find("pleat[E02]") == 0);
-  CHECK(text([] { moe::plan(RouterShape{8, 2}, {.groups = 3}); }).find("pleat[E03]: groups=3") == 0);
-  CHECK(text([] { moe::plan(RouterShape{8, 5}, {.groups = 2, .kept_groups = 1}); }).find("pleat[E03]") == 0);
-  CHECK(text([] { moe::plan(RouterShape{8, 2}, {.groups = 2, .kept_groups = 3}); }).find("pleat[E03]") == 0);
+  CHECK(text([] { moe::plan(RouterShape{8, 2}, {.expert_groups = 3}); }).find("pleat[E03]: expert_groups=3") == 0);
+  CHECK(text([] { moe::plan(RouterShape{8, 5}, {.expert_groups = 2, .kept_groups = 1}); }).find("pleat[E03]") == 0);
+  CHECK(text([] { moe::plan(RouterShape{8, 2}, {.expert_groups = 2, .kept_groups = 3}); }).find("pleat[E03]") == 0);
   CHECK(text([] {
-          moe::plan(RouterShape{8, 2}, {.groups = 2, .kept_groups = 2, .group_top = 5});
+          moe::plan(RouterShape{8, 2}, {.expert_groups = 2, .kept_groups = 2, .group_top = 5});
         }).find("pleat[E03]") == 0);
   const auto router = moe::bind(moe::plan(RouterShape{4, 1}), HostExecutor{});
   std::vector<float> x(12), w(3);

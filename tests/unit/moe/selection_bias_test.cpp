@@ -30,7 +30,7 @@ TEST_CASE("64 ranks with counts 608..676: the sum is exact and the sign +1") {
 
   std::vector<std::vector<float>> biases(ranks);
   run_ranks(ranks, [&](ThreadComm& world) {
-    const auto plan = moe::plan(moe::SelectionBiasShape{2, 1, DType::bf16}, ranks);
+    const auto plan = moe::plan(ranks, moe::SelectionBiasShape{2, 1, DType::bf16});
     const HostBuffer scratch(plan.footprint().scratch, 0xff), persistent(plan.footprint().persistent, 0xff);
     auto bias = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
                           Memory<HostArena>{scratch.block(), persistent.block()});
@@ -53,7 +53,7 @@ TEST_CASE("64 ranks with counts 608..676: the sum is exact and the sign +1") {
 }
 
 TEST_CASE("an expert at the mean keeps its bias") {
-  const auto plan = moe::plan(moe::SelectionBiasShape{3, 1, DType::f64}, 1);
+  const auto plan = moe::plan(1, moe::SelectionBiasShape{3, 1, DType::f64});
   const HostBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent);
   auto op =
       moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), Memory<HostArena>{scratch.block(), persistent.block()});

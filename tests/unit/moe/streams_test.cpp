@@ -157,8 +157,8 @@ struct Rank {
 TEST_CASE("with peer access nothing is read or overwritten too early, and nothing is waited for on the host") {
   for (const int ranks : {1, 2, 4}) {
     for (unsigned seed = 0; seed < 20; ++seed) {
-      const moe::DispatchPlan plan =
-          moe::plan(ranks, moe::DispatchShape{max_tokens, hidden, experts, k, DType::f32}, {.row_alignment = 4});
+      const moe::DispatchPlan plan = moe::plan(ranks, moe::DispatchShape{max_tokens, hidden, experts, k, DType::f32},
+                                               {.transport = Transport::peer, .row_alignment = 4});
       DeferredWorld world(ranks, plan.footprint().symmetric);
       std::deque<Rank> all;
       for (int r = 0; r < ranks; ++r) all.emplace_back(world, r, ranks, plan, seed * 10).enqueue();

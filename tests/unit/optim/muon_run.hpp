@@ -38,9 +38,10 @@ inline Model small_model() {
                           {.name = "stack", .shape = {3, 4, 5}, .optimizer = Optimizer::muon}}},
       UnitSpec{.name = "experts",
                .kind = Param::expert,
-               .params = {{.name = "up", .shape = {6, 10}, .experts = 8, .optimizer = Optimizer::muon},
-                          {.name = "bias", .shape = {10}, .experts = 8},
-                          {.name = "down", .shape = {10, 6}, .experts = 8, .optimizer = Optimizer::muon}}},
+               .experts_local = 8,
+               .params = {{.name = "up", .shape = {6, 10}, .optimizer = Optimizer::muon},
+                          {.name = "bias", .shape = {10}},
+                          {.name = "down", .shape = {10, 6}, .optimizer = Optimizer::muon}}},
       UnitSpec{.name = "next", .params = {{.name = "tall", .shape = {25, 6}, .optimizer = Optimizer::muon}}},
   };
 }
@@ -73,7 +74,7 @@ Values<T> empty_values(const Model& model) {
   for (const auto& unit : model) {
     values.emplace_back();
     for (const auto& param : unit.params) {
-      const std::int64_t elems = pleat::fsdp::elems_of(param.shape) * std::max<std::int64_t>(param.experts, 1);
+      const std::int64_t elems = pleat::fsdp::elems_of(param.shape) * std::max<std::int64_t>(unit.experts_local, 1);
       values.back().emplace_back(static_cast<std::size_t>(elems));
     }
   }
@@ -92,9 +93,7 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
   const MeshComms<RuntimeMesh, Comm> comms(mesh, world);
   const GroupComm<Comm> dense = comms.shard(Param::dense, Lane::reduce);
   const GroupComm<Comm> expert = comms.shard(Param::expert, Lane::reduce);
-  for (auto& unit : model) {
-    for (auto& param : unit.params) param.experts /= sizes.ep;
-  }
+  for (auto& unit : model) unit.experts_local /= sizes.ep;
   const fsdp::Plan plan =
       fsdp::plan(model, fsdp::group_sizes(mesh), {.compute = dtype_of<Compute>, .alignment_elems = 1});
   const auto ep_rank = coordinate(mesh, world.rank()).ep;
@@ -111,7 +110,7 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
     std::vector<T> values(static_cast<std::size_t>(layout.shard_elems(rank)), std::numeric_limits<T>::quiet_NaN());
     for (const fsdp::Piece& piece : layout.pieces(rank)) {
       const fsdp::ParamPlace& place = layout.place(piece.param);
-      const std::int64_t begin = ep_rank * place.spec.experts * place.elems + piece.param_begin;
+      const std::int64_t begin = ep_rank * layout.experts_local * place.elems + piece.param_begin;
       for (std::int64_t i = 0; i < piece.elems; ++i) {
         values[static_cast<std::size_t>(piece.shard_begin + i)] =
             static_cast<T>(drawn(seed, u, piece.param, begin + i, step));
@@ -163,7 +162,7 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
     site.wait(world);
     for (const fsdp::Piece& piece : layout.pieces(ranks[u])) {
       const fsdp::ParamPlace& place = layout.place(piece.param);
-      const std::int64_t begin = ep_rank * place.spec.experts * place.elems + piece.param_begin;
+      const std::int64_t begin = ep_rank * layout.experts_local * place.elems + piece.param_begin;
       T* const to = out[u][static_cast<std::size_t>(piece.param)].data() + begin;
       const auto from = static_cast<std::size_t>(piece.shard_begin), elems = static_cast<std::size_t>(piece.elems);
       for (std::size_t i = 0; i < elems; ++i) {

@@ -71,14 +71,13 @@ TEST_CASE("18 rows over 8 ranks, two of them empty, equal one rank") {
   CHECK(equal);
 }
 
-fsdp::ParamSpec matrix(std::int64_t rows, std::int64_t cols, fsdp::Granule granule = {}, std::int64_t experts = 0) {
-  return {
-      .name = "w", .shape = {rows, cols}, .experts = experts, .granule = granule, .optimizer = fsdp::Optimizer::muon};
+fsdp::ParamSpec matrix(std::int64_t rows, std::int64_t cols, fsdp::Granule granule = {}) {
+  return {.name = "w", .shape = {rows, cols}, .granule = granule, .optimizer = fsdp::Optimizer::muon};
 }
 
 TEST_CASE("matrices that no shard boundary cuts are not sent") {
-  const std::vector<fsdp::ParamSpec> params{matrix(8, 16, fsdp::Granule::matrix(), 8)};
-  const fsdp::UnitLayout unit = fsdp::plan_unit(params, 4);
+  const std::vector<fsdp::ParamSpec> params{matrix(8, 16, fsdp::Granule::matrix())};
+  const fsdp::UnitLayout unit = fsdp::plan_unit(params, 4, {.experts_local = 8});
   const Param kind = Param::expert;
   const auto plan = optim::plan_muon({&unit, 1}, {&kind, 1}, DType::f32);
   CHECK(plan.sent_elems == 0);

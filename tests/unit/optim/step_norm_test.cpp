@@ -67,7 +67,7 @@ StepResult norm_on_mesh(int replicas, int tied_copies, double max_norm) {
     const auto groups = fsdp::groups_of(comms);
     const std::vector<fsdp::UnitSpec> units{
         {.name = "dense", .params = {{.name = "w", .shape = {10}}}},
-        {.name = "experts", .kind = Param::expert, .params = {{.name = "w", .shape = {2}, .experts = 2}}},
+        {.name = "experts", .kind = Param::expert, .experts_local = 2, .params = {{.name = "w", .shape = {2}}}},
         {.name = "tied", .params = {{.name = "w", .shape = {2}, .copies = tied_copies}}}};
     const fsdp::Plan plan = fsdp::plan(units, groups.sizes(), {.compute = DType::f64, .alignment_elems = 1});
     const HostBuffer persistent(plan.footprint().persistent, 0xff);

@@ -58,7 +58,7 @@ class WarpRouter {
     };
     for (int e = lane_; e < experts(); e += 32) keys[e] = ordered(value(e));
     __syncwarp();
-    if (o.groups > 1) keep_groups(value, keys, group_keys);
+    if (o.expert_groups > 1) keep_groups(value, keys, group_keys);
     Candidate<Key> last = before_all<Key>();
     for (int j = 0; j < k(); ++j) {
       last = next_best(experts(), last, [&](int e) { return keys[e]; });
@@ -146,8 +146,8 @@ class WarpRouter {
   template <class Value>
   __device__ void keep_groups(const Value& value, Key* keys, Key* group_keys) const {
     const RouterOptions& o = plan_.options;
-    const int members = experts() / o.groups;
-    for (int g = 0; g < o.groups; ++g) {
+    const int members = experts() / o.expert_groups;
+    for (int g = 0; g < o.expert_groups; ++g) {
       Acc sum = 0;
       Candidate<Key> last = before_all<Key>();
       for (int i = 0; i < o.group_top; ++i) {
@@ -159,7 +159,7 @@ class WarpRouter {
     __syncwarp();
     Candidate<Key> last = before_all<Key>();
     for (int i = 0; i < o.kept_groups; ++i) {
-      last = next_best(o.groups, last, [&](int g) { return group_keys[g]; });
+      last = next_best(o.expert_groups, last, [&](int g) { return group_keys[g]; });
     }
     for (int e = lane_; e < experts(); e += 32) {
       if (last.comes_before({group_keys[e / members], e / members})) keys[e] = 0;
@@ -217,7 +217,7 @@ PLEAT_KERNEL void __launch_bounds__(32 * route_warps)
   extern __shared__ __align__(16) std::byte route_memory[];
   const int warps = static_cast<int>(blockDim.x / 32), warp = static_cast<int>(threadIdx.x / 32);
   auto* const keys = reinterpret_cast<OrderedKey<Acc>*>(route_memory) +
-                     static_cast<std::int64_t>(warp) * (plan.shape.experts + plan.options.groups);
+                     static_cast<std::int64_t>(warp) * (plan.shape.experts + plan.options.expert_groups);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * warps;
   for (std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * warps + warp; t < tokens; t += step) {
     const WarpRouter<Acc> token(plan, logits + t * plan.shape.experts);
@@ -267,10 +267,10 @@ struct CudaRouterLeaf {
       using Acc = typename decltype(type)::type;
       constexpr std::int64_t most_bytes = 48 << 10;
       const std::int64_t warp_bytes =
-          static_cast<std::int64_t>(sizeof(Acc)) * (plan.shape.experts + plan.options.groups);
+          static_cast<std::int64_t>(sizeof(Acc)) * (plan.shape.experts + plan.options.expert_groups);
       const int warps = static_cast<int>(std::min<std::int64_t>(route_warps, most_bytes / warp_bytes));
       if (warps == 0) {
-        fail<shape_error>("pleat[E13]: experts=", plan.shape.experts, " groups=", plan.options.groups,
+        fail<shape_error>("pleat[E13]: experts=", plan.shape.experts, " expert_groups=", plan.options.expert_groups,
                           " are too many to choose from on this device; valid: experts + groups up to ",
                           most_bytes / static_cast<std::int64_t>(sizeof(Acc)));
       }

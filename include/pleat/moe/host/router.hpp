@@ -63,11 +63,11 @@ class RouteToken {
       const Acc score = by_logit ? logits_[e] : o.scoring == Scoring::sigmoid_topk ? sigmoid(logits_[e]) : probs[e];
       return bias == nullptr ? score : score + bias[e];
     };
-    if (o.groups == 1)
+    if (o.expert_groups == 1)
       return choose_allowed(
           key, [](int) { return true; }, ids);
 
-    const int members = experts() / o.groups;
+    const int members = experts() / o.expert_groups;
     const auto group_key = [&](int g) {
       Acc sum = 0;
       for (int i = 0, last = -1; i < o.group_top; ++i) {
@@ -79,7 +79,7 @@ class RouteToken {
     };
     std::fill(kept.begin(), kept.end(), char{0});
     for (int i = 0, last = -1; i < o.kept_groups; ++i) {
-      last = next_best(o.groups, last, group_key, [](int) { return true; });
+      last = next_best(o.expert_groups, last, group_key, [](int) { return true; });
       kept[static_cast<std::size_t>(last)] = 1;
     }
     choose_allowed(
@@ -198,7 +198,7 @@ struct HostRouterLeaf {
                     const std::uint8_t* routed, std::int32_t* ids, void* weights, void* probs, HostStream) {
     dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
       using Acc = typename decltype(type)::type;
-      std::vector<char> kept(static_cast<std::size_t>(plan.options.groups));
+      std::vector<char> kept(static_cast<std::size_t>(plan.options.expert_groups));
       for (std::int64_t t = 0; t < tokens; ++t) {
         const RouteToken<Acc> token(plan, static_cast<const Acc*>(logits) + t * plan.shape.experts);
         auto* token_probs = static_cast<Acc*>(probs) + t * plan.shape.experts;

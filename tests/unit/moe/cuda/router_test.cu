@@ -97,7 +97,7 @@ void check_router(const moe::RouterShape& shape, const RouterOptions& options, b
   CAPTURE(shape.experts);
   CAPTURE(shape.k);
   CAPTURE(static_cast<int>(options.scoring));
-  CAPTURE(options.groups);
+  CAPTURE(options.expert_groups);
   CAPTURE(with_bias);
   std::mt19937 random(seed);
   constexpr std::int64_t tokens = 77, groups = 7;
@@ -159,7 +159,7 @@ void check_options(const moe::RouterShape& shape) {
       for (const bool with_bias : {false, true}) {
         RouterOptions options{.scoring = scoring, .renormalize = renormalize, .scale = 2.5};
         check_router<Acc>(shape, options, with_bias, ++seed);
-        options.groups = 4;
+        options.expert_groups = 4;
         options.kept_groups = 3;
         check_router<Acc>(shape, options, with_bias, ++seed);
         options.group_top = 2;
@@ -219,7 +219,7 @@ void check_losses(int experts, int k) {
     finish();
     CHECK(std::count(counts.begin(), counts.end(), 0.0) == static_cast<std::ptrdiff_t>(counters));
 
-    const auto plan = moe::plan(moe::LoadBalanceShape{experts, k, dtype_of<Acc>, groups}, {.alpha = 0.01}, 1);
+    const auto plan = moe::plan(1, moe::LoadBalanceShape{experts, k, dtype_of<Acc>, groups}, {.alpha = 0.01});
     Managed<Acc> host_slope(static_cast<std::size_t>(groups * experts)), slope(host_slope.size());
     Managed<double> host_value(std::vector<double>{2}), value(std::vector<double>{2});
     host_leaf::load_balance(plan, groups, tokens, ids.data(), probs.data(), expected.data(), step.data(),
