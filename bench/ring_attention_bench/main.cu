@@ -47,8 +47,9 @@ class NoTransfers {
   using StreamPair = Streams<cudaStream_t>;
   void open(const ring::Work& work, const ring::KeyValueBlock& own, const StreamPair&) { work_ = &work, own_ = own; }
   void post(int, const StreamPair&) {}
-  ring::KeyValueBlock arrive(int step, const StreamPair&) {
-    return ring::detail::rows_of(own_, {0, work_->at(rank_, step).keys.size()});
+  void arrive(int, const StreamPair&) {}
+  ring::KeyValueBlock part(int step, std::size_t index) const {
+    return ring::detail::rows_of(own_, {0, work_->parts(rank_, step)[index].keys.size()});
   }
   void release(int, const StreamPair&) {}
   ring::KeyValueBlock sums(int, const StreamPair&) { return sums_; }

@@ -35,9 +35,12 @@ class Saved {
 /// Attention over the cp group of `bind`. Every rank of the group makes the same calls in the same order, with its own
 /// tokens, `plan.spans[rank]`, in sequence order. Results have the same bits from run to run and for both transports.
 ///
-/// Per step a rank moves at most `2 * tokens * kv_heads * (qk_dim + v_dim)` elements one way in forward, and in
-/// backward as many elements of accumulator_t in addition. source: Ring Attention, arXiv 2310.01889; the zigzag split,
-/// github.com/zhuzilin/ring-flash-attention.
+/// Per step a rank moves at most `batch * local_tokens * kv_heads * (qk_dim + v_dim)` elements one way in forward, and
+/// in backward as many elements of accumulator_t in addition; `batch * local_tokens * latent_dim` where latents travel:
+/// 576 numbers a token instead of 5120 for 16 heads of 192/128. By peer transport only those keys travel that the
+/// receiver reads; of packed documents these are the keys of documents of which both ranks hold a part. Sums travel by
+/// either transport only where there are any.
+/// source: Ring Attention, arXiv 2310.01889; the zigzag split, github.com/zhuzilin/ring-flash-attention.
 template <executor Executor, communicator Comm, symmetric_arena Arena,
           class Leaf = attention_leaf<typename Executor::device_type>>
 class RingAttention {
@@ -87,7 +90,7 @@ class RingAttention {
   /// The same for a packing of its own.
   template <class Q, class K, class V, class Out, class DOut>
   void prepare(const PlacedWork& work, const Q& q, const K& k, const V& v, const Out& out, const DOut& dout) const {
-    detail::RingTensors tensors = call_tensors(q, k, v, out);
+    detail::RingTensors tensors = call_tensors(q, keys_values(k, v), out);
     tensors.lse = schedule_.statistics(scratch_.data);
     const detail::RingGradients gradients{input("dout", dout, plan_->shape.q_heads, plan_->shape.v_dim), tensors.q,
                                           tensors.own};
@@ -106,12 +109,25 @@ class RingAttention {
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const PlacedWork& work, const Q& q, const K& k, const V& v, const Out& out,
                Saved& saved) {
-    Carver memory(saved.memory_);
-    saved.tensors_ = call_tensors(q, k, v, out);
-    saved.tensors_.lse = schedule_.statistics(detail::take_saved(memory, *plan_));
-    saved.work_ = work;
-    saved.plan_ = plan_.get();
-    std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_); }, transport_);
+    const KeyValueBlock own = keys_values(k, v);
+    run_forward(s, work, q, own, out, saved, detail::no_expander);
+  }
+
+  /// The same where latents travel (a plan with `latent_dim`): latent [batch, local_tokens, latent_dim], from which
+  /// `expander`, a `latent_expander` of this device, makes the keys and values of each block when it has arrived, in
+  /// scratch. It is borrowed for the call, as are its weights until the call is done on its stream. Errors: shape_error
+  /// T07, A04; A16 when the plan has no latents, as `forward` where it has.
+  template <class Expander, class Q, class Latent, class Out>
+  void forward_latent(const StreamPair& s, Expander& expander, const Q& q, const Latent& latent, const Out& out,
+                      Saved& saved) {
+    forward_latent(s, work_, expander, q, latent, out, saved);
+  }
+  template <class Expander, class Q, class Latent, class Out>
+  void forward_latent(const StreamPair& s, const PlacedWork& work, Expander& expander, const Q& q, const Latent& latent,
+                      const Out& out, Saved& saved) {
+    require_expander<Expander>();
+    require_latents(true);
+    run_forward(s, work, q, latents(input("latent", latent)), out, saved, expander);
   }
 
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
@@ -119,15 +135,20 @@ class RingAttention {
   template <class DOut, class DQ, class DK, class DV>
   void backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const DK& dk, const DV& dv) {
     const Shape& shape = plan_->shape;
-    if (saved.plan_ != plan_.get()) {
-      fail<shape_error>("pleat[A07]: backward got a Saved that no forward of this operation has filled");
-    }
-    const detail::RingGradients gradients{
-        input("dout", dout, shape.q_heads, shape.v_dim),
-        output("dq", dq, shape.q_heads, shape.qk_dim),
-        {output("dk", dk, shape.kv_heads, shape.qk_dim), output("dv", dv, shape.kv_heads, shape.v_dim)}};
-    std::visit([&](auto& transport) { schedule_.backward(transport, s, saved.work_, saved.tensors_, gradients); },
-               transport_);
+    require_latents(false);
+    const KeyValueBlock own{output("dk", dk, shape.kv_heads, shape.qk_dim),
+                            output("dv", dv, shape.kv_heads, shape.v_dim)};
+    run_backward(s, dout, saved, dq, own, detail::no_expander);
+  }
+
+  /// Gradients of a `forward_latent`: dq and dlatent, shaped as q and latent, are overwritten. Only the gradient of the
+  /// latent travels, in accumulator_t; blocks are expanded anew. Errors: shape_error T07, A04, A07, A16.
+  template <class Expander, class DOut, class DQ, class DLatent>
+  void backward_latent(const StreamPair& s, Expander& expander, const DOut& dout, const Saved& saved, const DQ& dq,
+                       const DLatent& dlatent) {
+    require_expander<Expander>();
+    require_latents(true);
+    run_backward(s, dout, saved, dq, latents(output("dlatent", dlatent)), expander);
   }
 
   /// Throws what a call could not: nothing here depends on data, so there is no sticky status and this never throws.
@@ -160,34 +181,88 @@ class RingAttention {
                       memory.arena->open(group.ranks(), plan_->footprint().symmetric, detail::Slots::channels), s);
   }
 
-  /// All but the LSE.
-  template <class Q, class K, class V, class Out>
-  detail::RingTensors call_tensors(const Q& q, const K& k, const V& v, const Out& out) const {
-    const Shape& shape = plan_->shape;
-    return {input("q", q, shape.q_heads, shape.qk_dim),
-            {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)},
-            output("out", out, shape.q_heads, shape.v_dim),
-            {}};
+  template <class Q, class Out, class Expander>
+  void run_forward(const StreamPair& s, const PlacedWork& work, const Q& q, const KeyValueBlock& own, const Out& out,
+                   Saved& saved, Expander& expander) {
+    Carver memory(saved.memory_);
+    saved.tensors_ = call_tensors(q, own, out);
+    saved.tensors_.lse = schedule_.statistics(detail::take_saved(memory, *plan_));
+    saved.work_ = work;
+    saved.plan_ = plan_.get();
+    std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_, expander); }, transport_);
   }
+  template <class DOut, class DQ, class Expander>
+  void run_backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const KeyValueBlock& own,
+                    Expander& expander) {
+    const Shape& shape = plan_->shape;
+    if (saved.plan_ != plan_.get()) {
+      fail<shape_error>("pleat[A07]: backward got a Saved that no forward of this operation has filled");
+    }
+    const detail::RingGradients gradients{input("dout", dout, shape.q_heads, shape.v_dim),
+                                          output("dq", dq, shape.q_heads, shape.qk_dim), own};
+    std::visit(
+        [&](auto& transport) { schedule_.backward(transport, s, saved.work_, saved.tensors_, gradients, expander); },
+        transport_);
+  }
+
+  template <class Expander>
+  static constexpr void require_expander() {
+    static_assert(latent_expander<Expander, typename Executor::stream_type>,
+                  "pleat[A17]: an expander needs expand(latent, keys, values, stream) and expand_backward(latent, "
+                  "dkeys, dvalues, dlatent, accumulate, stream), for TensorRefs and the executor's stream");
+  }
+  void require_latents(bool travel) const {
+    if ((plan_->shape.latent_dim > 0) != travel) {
+      fail<shape_error>("pleat[A16]: a plan with latent_dim=", plan_->shape.latent_dim,
+                        travel ? " moves keys and values: call forward and backward, or plan with a latent_dim"
+                               : " moves latents: call forward_latent and backward_latent");
+    }
+  }
+
+  /// All but the LSE.
+  template <class Q, class Out>
+  detail::RingTensors call_tensors(const Q& q, const KeyValueBlock& own, const Out& out) const {
+    const Shape& shape = plan_->shape;
+    return {input("q", q, shape.q_heads, shape.qk_dim), own, output("out", out, shape.q_heads, shape.v_dim), {}};
+  }
+  template <class K, class V>
+  KeyValueBlock keys_values(const K& k, const V& v) const {
+    require_latents(false);
+    const Shape& shape = plan_->shape;
+    return {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)};
+  }
+
   template <class T>
   TensorRef input(const char* what, const T& t, int heads, int dim) const {
-    const TensorRef ref = expect(what, t, plan_->shape.dtype, device, {plan_->shape.batch, tokens_, heads, dim});
-    if (ref.extent(3) > 1 && ref.stride(3) != 1) {
-      fail<shape_error>("pleat[A04]: the last axis of ", what, " has stride ", ref.stride(3),
+    return strided(what, expect(what, t, plan_->shape.dtype, device, {plan_->shape.batch, tokens_, heads, dim}));
+  }
+  template <class T>
+  TensorRef input(const char* what, const T& t) const {
+    return strided(what,
+                   expect(what, t, plan_->shape.dtype, device, {plan_->shape.batch, tokens_, plan_->shape.latent_dim}));
+  }
+  template <class T, class... Dims>
+  TensorRef output(const char* what, const T& t, Dims... dims) const {
+    const TensorRef ref = input(what, t, dims...);
+    pleat::detail::require_distinct_rows(what, ref);
+    return ref;
+  }
+  static TensorRef strided(const char* what, const TensorRef& ref) {
+    const int last = ref.rank() - 1;
+    if (ref.extent(last) > 1 && ref.stride(last) != 1) {
+      fail<shape_error>("pleat[A04]: the last axis of ", what, " has stride ", ref.stride(last),
                         "; it must be contiguous (stride 1): copy an expanded or transposed tensor first");
     }
     return ref;
   }
-  template <class T>
-  TensorRef output(const char* what, const T& t, int heads, int dim) const {
-    const TensorRef ref = input(what, t, heads, dim);
-    for (int axis = 0; axis < 3; ++axis) {
-      if (ref.extent(axis) > 1 && ref.stride(axis) == 0) {
-        fail<shape_error>("pleat[A04]: axis ", axis, " of ", what,
-                          " has stride 0; an output's rows must not overlap: give it memory of its own");
-      }
-    }
-    return ref;
+  /// [batch, local_tokens, latent_dim] as the block that travels.
+  KeyValueBlock latents(const TensorRef& t) const {
+    TensorRef keys(t.data(), t.dtype(), {}, t.device());
+    keys.push_extent(t.extent(0), t.stride(0));
+    keys.push_extent(t.extent(1), t.stride(1));
+    keys.push_extent(1, 0);
+    keys.push_extent(t.extent(2), t.stride(2));
+    return {keys, detail::tensor_of(nullptr, *plan_, tokens_, 1, 0, t.dtype(), t.device())};
   }
 
   std::shared_ptr<const Plan> plan_;

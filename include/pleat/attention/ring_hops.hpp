@@ -25,7 +25,8 @@ class RingHops : public RingSide<Executor> {
         released_{executor.make_event(), executor.make_event()},
         computed_(executor.make_event()),
         passed_(executor.make_event()) {
-    const auto most = static_cast<std::size_t>(2 * plan_->shape.batch);
+    // Of a span two runs at most have a sum: the ends of documents that reach out of it.
+    const auto most = static_cast<std::size_t>(2 * plan_->shape.batch * 2 * TokenSpans::capacity);
     sends_.reserve(most);
     receives_.reserve(most);
   }
@@ -33,12 +34,13 @@ class RingHops : public RingSide<Executor> {
   void post(int step, const StreamPair& s) {
     if (step == 1) this->copy(whole(0), this->own_, s.comm);
     executor_.wait(s.comm, released_[slot_of(step)]);
-    exchange(whole(step - 1), whole(step), plan_->shape.dtype, s.comm);
+    exchange(whole(step - 1), Runs({0, tokens_of(step - 1)}), whole(step), Runs({0, tokens_of(step)}),
+             plan_->shape.dtype, s.comm);
     executor_.record(arrived_[slot_of(step)], s.comm);
   }
-  KeyValueBlock arrive(int step, const StreamPair& s) {
-    executor_.wait(s.compute, arrived_[slot_of(step)]);
-    return rows_of(whole(step), work_->at(rank_, step).keys);
+  void arrive(int step, const StreamPair& s) { executor_.wait(s.compute, arrived_[slot_of(step)]); }
+  KeyValueBlock part(int step, std::size_t index) const {
+    return rows_of(whole(step), work_->parts(rank_, step)[index].keys);
   }
   void release(int step, const StreamPair& s) { executor_.record(released_[slot_of(step)], s.compute); }
 
@@ -49,32 +51,32 @@ class RingHops : public RingSide<Executor> {
   void pass(int step, const StreamPair& s) {
     executor_.record(computed_, s.compute);
     executor_.wait(s.comm, computed_);
-    exchange(summed(step, step), summed(step + 1, step), accumulator_of(*plan_), s.comm);
+    exchange(whole_sums(step), work_->summed_keys(owner(step), step), whole_sums(step + 1),
+             work_->summed_keys(owner(step + 1), step), accumulator_of(*plan_), s.comm);
     executor_.record(passed_, s.comm);
   }
   void drop_sums(const StreamPair&) {}
 
  private:
-  KeyValueBlock whole(int step) const { return this->block_in(slots_, step, plan_->local_tokens(owner(step))); }
+  std::int64_t tokens_of(int step) const { return plan_->local_tokens(owner(step)); }
+  KeyValueBlock whole(int step) const { return this->block_in(slots_, step, tokens_of(step)); }
   KeyValueBlock whole_sums(int step) const { return this->sums_in(slots_, step, owner(step)); }
-  /// The gradients in the slot of `step`, as far as the readers of steps 1 .. `readers` have filled them.
-  KeyValueBlock summed(int step, int readers) const {
-    return rows_of(whole_sums(step), work_->summed_keys(owner(step), readers));
-  }
 
-  void exchange(const KeyValueBlock& out, const KeyValueBlock& in, DType dtype, typename Base::stream_type s) {
+  /// Sends some rows of a block and receives some of another.
+  void exchange(const KeyValueBlock& out, const Runs& out_rows, const KeyValueBlock& in, const Runs& in_rows,
+                DType dtype, typename Base::stream_type s) {
     sends_.clear();
     receives_.clear();
-    for (const TensorRef& part : {out.keys, out.values}) {
-      for (std::int64_t i = 0; i < run_count(part); ++i) {
-        sends_.push_back({run_of(part, i).data, run_of(part, i).elems, this->next()});
+    const auto for_each_run = [](const KeyValueBlock& block, const Runs& rows, auto f) {
+      for (const TokenSpan& span : rows) {
+        const KeyValueBlock moved = rows_of(block, span);
+        for (const TensorRef& tensor : {moved.keys, moved.values}) {
+          for (std::int64_t i = 0; i < run_count(tensor); ++i) f(run_of(tensor, i));
+        }
       }
-    }
-    for (const TensorRef& part : {in.keys, in.values}) {
-      for (std::int64_t i = 0; i < run_count(part); ++i) {
-        receives_.push_back({run_of(part, i).data, run_of(part, i).elems, this->previous()});
-      }
-    }
+    };
+    for_each_run(out, out_rows, [&](const Run& run) { sends_.push_back({run.data, run.elems, this->next()}); });
+    for_each_run(in, in_rows, [&](const Run& run) { receives_.push_back({run.data, run.elems, this->previous()}); });
     if (!sends_.empty() || !receives_.empty()) group_.exchange(sends_, receives_, dtype, s);
   }
 

@@ -23,6 +23,9 @@ struct Shape {
   int kv_heads = 1;  // divides q_heads
   int qk_dim = 0;
   int v_dim = 0;
+  /// 0: keys and values travel. Otherwise what travels is one row of this many numbers per token, from which every rank
+  /// makes the keys and values (MLA: the compressed key-value and the shared rope key).
+  int latent_dim = 0;
   DType dtype = DType::f32;
   /// Boundaries of packed documents, ascending from 0; the tokens after the last are padding: output and gradients 0.
   /// Empty: dense, each sequence one document. A packed stream may be of any length, a dense zigzag needs 2 * cp |
@@ -93,16 +96,18 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
     fail<shape_error>("pleat[A01]: kv_heads=", shape.kv_heads, " must divide q_heads=", shape.q_heads,
                       "; valid kv_heads: ", Divisors{shape.q_heads});
   }
-  if (cp < 1 || shape.batch < 0 || shape.tokens < 0 || shape.qk_dim < 1 || shape.v_dim < 1) {
+  if (cp < 1 || shape.batch < 0 || shape.tokens < 0 || shape.qk_dim < 1 || shape.v_dim < 1 || shape.latent_dim < 0) {
     fail<shape_error>("pleat[A02]: cp=", cp, ", qk_dim=", shape.qk_dim, " and v_dim=", shape.v_dim,
-                      " must be at least 1, batch=", shape.batch, " and tokens=", shape.tokens, " at least 0");
+                      " must be at least 1, batch=", shape.batch, ", tokens=", shape.tokens,
+                      " and latent_dim=", shape.latent_dim, " at least 0");
   }
-  const double row_elems = static_cast<double>(shape.q_heads) * std::max(shape.qk_dim, shape.v_dim);
+  const double row_elems = std::max(static_cast<double>(shape.q_heads) * std::max(shape.qk_dim, shape.v_dim),
+                                    static_cast<double>(shape.latent_dim));
   const double rows = static_cast<double>(std::max<std::int64_t>(shape.batch, 1)) * static_cast<double>(shape.tokens);
   if (rows * row_elems > 0x1p56) {  // so that no sum of sizes passes 64 bits
     fail<shape_error>("pleat[A02]: batch=", shape.batch, " tokens=", shape.tokens, " q_heads=", shape.q_heads,
-                      " qk_dim=", shape.qk_dim, " v_dim=", shape.v_dim,
-                      ": the product of batch, tokens, heads and a head's dim must not pass 2^56");
+                      " qk_dim=", shape.qk_dim, " v_dim=", shape.v_dim, " latent_dim=", shape.latent_dim,
+                      ": the product of batch, tokens, heads and a head's dim must not pass 2^56, nor the latents'");
   }
   Plan p;
   p.cp = cp;
@@ -135,15 +140,27 @@ inline std::byte* take_rows(Carver& memory, const Plan& p, int heads, int dim, D
                            size_bytes(dtype));
 }
 
-/// A pair of arrays, for keys and for values or their gradients: [batch, tokens, kv_heads, qk_dim or v_dim].
+/// Rows per token of a pair of arrays, for keys and for values or their gradients.
+struct BlockDims {
+  int heads, key_dim, value_dim;
+};
+inline BlockDims key_value_dims(const Plan& p) {
+  return {p.shape.kv_heads, p.shape.qk_dim, p.shape.v_dim};
+}
+/// Of what travels: keys and values, or the latent in place of the keys of one head, and no values.
+inline BlockDims travelling_dims(const Plan& p) {
+  return p.shape.latent_dim > 0 ? BlockDims{1, p.shape.latent_dim, 0} : key_value_dims(p);
+}
+
+/// The arrays [batch, tokens, heads, key_dim] and [.., value_dim].
 struct BlockMemory {
   std::byte* keys = nullptr;
   std::byte* values = nullptr;
 };
-inline BlockMemory take_block(Carver& memory, const Plan& p, DType dtype) {
+inline BlockMemory take_block(Carver& memory, const Plan& p, const BlockDims& dims, DType dtype) {
   BlockMemory block;
-  block.keys = take_rows(memory, p, p.shape.kv_heads, p.shape.qk_dim, dtype);
-  block.values = take_rows(memory, p, p.shape.kv_heads, p.shape.v_dim, dtype);
+  block.keys = take_rows(memory, p, dims.heads, dims.key_dim, dtype);
+  block.values = take_rows(memory, p, dims.heads, dims.value_dim, dtype);
   return block;
 }
 
@@ -158,20 +175,33 @@ struct Slots {
 inline Slots take_slots(Carver& memory, const Plan& p) {
   Slots slots;
   if (p.cp == 1) return slots;
-  for (BlockMemory& block : slots.blocks) block = take_block(memory, p, p.shape.dtype);
-  for (BlockMemory& sum : slots.sums) sum = take_block(memory, p, accumulator_of(p));
+  for (BlockMemory& block : slots.blocks) block = take_block(memory, p, travelling_dims(p), p.shape.dtype);
+  for (BlockMemory& sum : slots.sums) sum = take_block(memory, p, travelling_dims(p), accumulator_of(p));
   return slots;
 }
 
-inline std::byte* take_forward_scratch(Carver& memory, const Plan& p) {
-  return take_rows(memory, p, p.shape.q_heads, p.shape.v_dim, accumulator_of(p));
+/// Keys and values that are made of a latent block.
+inline BlockMemory take_expanded(Carver& memory, const Plan& p, DType dtype) {
+  return p.shape.latent_dim > 0 ? take_block(memory, p, key_value_dims(p), dtype) : BlockMemory{};
+}
+
+struct ForwardScratch {
+  std::byte* o_acc;
+  BlockMemory expanded;
+};
+inline ForwardScratch take_forward_scratch(Carver& memory, const Plan& p) {
+  ForwardScratch scratch;
+  scratch.o_acc = take_rows(memory, p, p.shape.q_heads, p.shape.v_dim, accumulator_of(p));
+  scratch.expanded = take_expanded(memory, p, p.shape.dtype);
+  return scratch;
 }
 
 struct BackwardScratch {
   std::byte* workspace;
   std::byte* delta;
   std::byte* dq;
-  BlockMemory dkv;
+  BlockMemory own_part;  // gradients of this rank's block, as they travel
+  BlockMemory expanded, expanded_gradients;
 };
 inline BackwardScratch take_backward_scratch(Carver& memory, const Plan& p) {
   BackwardScratch scratch;
@@ -179,7 +209,9 @@ inline BackwardScratch take_backward_scratch(Carver& memory, const Plan& p) {
       memory.take_bytes(attention_workspace_bytes(p.shape.batch, p.shape.q_heads, p.max_local_tokens()));
   scratch.delta = take_rows(memory, p, p.shape.q_heads, 1, accumulator_of(p));
   scratch.dq = take_rows(memory, p, p.shape.q_heads, p.shape.qk_dim, accumulator_of(p));
-  scratch.dkv = take_block(memory, p, accumulator_of(p));
+  scratch.own_part = take_block(memory, p, travelling_dims(p), accumulator_of(p));
+  scratch.expanded = take_expanded(memory, p, p.shape.dtype);
+  scratch.expanded_gradients = take_expanded(memory, p, accumulator_of(p));
   return scratch;
 }
 

@@ -38,15 +38,15 @@ class RingPushes : public RingSide<Executor> {
 
   void post(int step, const StreamPair& s) {
     const int reader = work_->reader(rank_, step);
-    const TokenSpan keys = work_->at(reader, step).keys;
     peers_.await(reader, block_free, s.comm);
-    this->copy(this->block_in(slots_of(reader), step, keys.size()), rows_of(this->own_, keys), s.comm);
+    for (std::size_t i = 0; i < work_->parts(reader, step).size(); ++i) {
+      this->copy(part_in(slots_of(reader), reader, step, i), rows_of(this->own_, work_->parts(reader, step)[i].keys),
+                 s.comm);
+    }
     peers_.signal(reader, block_full, s.comm);
   }
-  KeyValueBlock arrive(int step, const StreamPair& s) {
-    peers_.await(owner(step), block_full, s.compute);
-    return this->block_in(slots_, step, work_->at(rank_, step).keys.size());
-  }
+  void arrive(int step, const StreamPair& s) { peers_.await(owner(step), block_full, s.compute); }
+  KeyValueBlock part(int step, std::size_t index) const { return part_in(slots_, rank_, step, index); }
   void release(int step, const StreamPair& s) {
     const int after_next = step + Slots::count;
     peers_.signal(owner(after_next < cp() ? after_next : first_with_slot_of(step)), block_free, s.compute);
@@ -59,10 +59,12 @@ class RingPushes : public RingSide<Executor> {
   void pass(int step, const StreamPair& s) {
     executor_.record(computed_, s.compute);
     executor_.wait(s.comm, computed_);
-    const TokenSpan rows = work_->summed_keys(owner(step), step);
+    const KeyValueBlock to = this->sums_in(slots_of(this->next()), step + 1, owner(step));
+    const KeyValueBlock from = this->sums_in(slots_, step, owner(step));
     peers_.await(this->next(), sum_free(step + 1), s.comm);
-    this->copy(rows_of(this->sums_in(slots_of(this->next()), step + 1, owner(step)), rows),
-               rows_of(this->sums_in(slots_, step, owner(step)), rows), s.comm);
+    for (const TokenSpan& rows : work_->summed_keys(owner(step), step)) {
+      this->copy(rows_of(to, rows), rows_of(from, rows), s.comm);
+    }
     peers_.signal(this->next(), sum_full(step + 1), s.comm);
     free_sums(step, s.comm);
   }
@@ -74,6 +76,12 @@ class RingPushes : public RingSide<Executor> {
     return take_slots(memory, plan);
   }
   const Slots& slots_of(int peer) const { return peer_slots_[static_cast<std::size_t>(peer)]; }
+  /// The keys of a part in the slot of `reader`, where parts lie one after the other.
+  KeyValueBlock part_in(const Slots& slots, int reader, int step, std::size_t index) const {
+    const std::int64_t begin = work_->rows_before(reader, step, index);
+    return rows_of(this->block_in(slots, step, work_->travelling_rows(reader, step)),
+                   {begin, begin + work_->parts(reader, step)[index].keys.size()});
+  }
   static constexpr int first_with_slot_of(int step) {
     return step % Slots::count == 0 ? Slots::count : step % Slots::count;
   }

@@ -39,9 +39,12 @@ class IdleTransport : public RingSide<IdleExecutor<Executor>> {
       : Base(std::move(plan), IdleExecutor<Executor>(device), rank, slots_at(anywhere)) {}
 
   void post(int, const StreamPair&) {}
-  KeyValueBlock arrive(int step, const StreamPair&) {
-    const TokenSpan keys = work_->at(rank_, step).keys;
-    if (plan_->transport == Transport::peer) return this->block_in(slots_, step, keys.size());
+  void arrive(int, const StreamPair&) {}
+  KeyValueBlock part(int step, std::size_t index) const {
+    const TokenSpan keys = work_->parts(rank_, step)[index].keys;
+    if (plan_->transport == Transport::peer) {
+      return rows_of(this->block_in(slots_, step, work_->travelling_rows(rank_, step)), {0, keys.size()});
+    }
     return rows_of(this->block_in(slots_, step, plan_->local_tokens(this->owner(step))), keys);
   }
   void release(int, const StreamPair&) {}

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include <pleat/attention/expansion.hpp>
 #include <pleat/attention/local_kernel.hpp>
 #include <pleat/attention/ring_side.hpp>
 
@@ -21,8 +22,11 @@ struct RingGradients {
   KeyValueBlock own;
 };
 
+inline constexpr NoExpander no_expander{};
+
 /// Steps 0 .. cp - 1 of a pass over `transport` (a RingHops or RingPushes): at step s this rank meets the block of the
-/// rank s places before it, and the transfer of the next block is posted before this step's kernel.
+/// rank s places before it, and the transfer of the next block is posted before this step's kernels, one per run of
+/// keys that it reads. `expander`: a `latent_expander`, or none where keys and values travel.
 template <executor Executor, class Leaf = attention_leaf<typename Executor::device_type>>
 class RingSchedule {
   using StreamPair = Streams<typename Executor::stream_type>;
@@ -31,14 +35,17 @@ class RingSchedule {
   RingSchedule(std::shared_ptr<const Plan> plan, const Executor& executor, int rank, Block scratch, Leaf leaf = {})
       : plan_(std::move(plan)), executor_(executor), rank_(rank), scratch_(scratch), leaf_(std::move(leaf)) {}
 
-  template <class AnyTransport>
-  void forward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t) const {
+  template <class AnyTransport, class Expander = const NoExpander>
+  void forward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t,
+               Expander& expander = no_expander) const {
     const Work& work = placed.work();
     Carver memory = scratch();
+    const ForwardScratch scratch = take_forward_scratch(memory, *plan_);
+    const Expansion<Expander> blocks(expander, *plan_, executor_.device(), scratch.expanded);
     AttentionForward call;
     call.q = t.q;
     call.scale = plan_->scale;
-    call.o_acc = rows(take_forward_scratch(memory, *plan_), plan_->shape.v_dim);
+    call.o_acc = rows(scratch.o_acc, plan_->shape.v_dim);
     call.lse = t.lse;
     call.out = t.out;
     call.max_ctas = plan_->max_ctas;
@@ -47,13 +54,17 @@ class RingSchedule {
     transport.open(work, t.own, s);
     for (int step = 0; step < plan_->cp; ++step) {
       if (step + 1 < plan_->cp) transport.post(step + 1, s);
-      const KeyValueBlock block = step == 0 ? t.own : transport.arrive(step, s);
-      call.k = block.keys;
-      call.v = block.values;
-      call.work = placed.at(step);
-      call.first = step == 0;
-      call.last = step == last_step;
-      if (call.first || !call.work.empty()) leaf_.forward(call, s.compute);
+      if (step > 0) transport.arrive(step, s);
+      const std::size_t parts = work.parts(rank_, step).size();
+      for (std::size_t part = 0; part < parts; ++part) {
+        const KeyValueBlock block = blocks.keys_values(step == 0 ? t.own : transport.part(step, part), s.compute);
+        call.k = block.keys;
+        call.v = block.values;
+        call.work = placed.part(step, part);
+        call.first = step == 0;
+        call.last = step == last_step && part + 1 == parts;
+        leaf_.forward(call, s.compute);
+      }
       if (step > 0) transport.release(step, s);
     }
     transport.close(s);
@@ -63,12 +74,14 @@ class RingSchedule {
   /// part is added last; each rank adds its finished part once. So the bits do not depend on transport or timing.
   /// The own block is computed in two halves of its keys: the first while the first block of another rank is on its
   /// way, the rest while the sum of the others comes back.
-  template <class AnyTransport>
+  template <class AnyTransport, class Expander = const NoExpander>
   void backward(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed, const RingTensors& t,
-                const RingGradients& gradients) const {
+                const RingGradients& gradients, Expander& expander = no_expander) const {
     const Work& work = placed.work();
     Carver memory = scratch();
     const BackwardScratch scratch = take_backward_scratch(memory, *plan_);
+    const Expansion<Expander> blocks(expander, *plan_, executor_.device(), scratch.expanded,
+                                     scratch.expanded_gradients);
     AttentionBackward call;
     call.q = t.q;
     call.out = t.out;
@@ -82,36 +95,48 @@ class RingSchedule {
     call.dq = rows(scratch.dq, plan_->shape.qk_dim);
 
     const int cp = plan_->cp;
-    const KeyValueBlock own_part = block_of(scratch.dkv, *plan_, tokens(), accumulator_of(*plan_), executor_.device());
+    const KeyValueBlock own_part =
+        block_of(scratch.own_part, *plan_, tokens(), accumulator_of(*plan_), executor_.device());
+    const auto compute = [&](const KeyValueBlock& block, const KeyValueBlock& sums, const WorkView& part,
+                             bool accumulate) {
+      call.work = part;
+      blocks.backward(leaf_, call, block, sums, accumulate, s.compute);
+      call.accumulate_dq = true;
+    };
     const auto compute_half = [&](int half) {
       const TokenSpan keys = work.own_half(rank_, half).keys;
-      compute(call, rows_of(t.own, keys), rows_of(own_part, keys), placed.own_half(half), false, s);
+      compute(rows_of(t.own, keys), rows_of(own_part, keys), placed.own_half(half), false);
     };
     leaf_.delta(call.delta, t.out, gradients.dout, s.compute);
     transport.open(work, t.own, s);
     if (cp == 1) {
-      compute(call, t.own, own_part, placed.at(0), false, s);
+      compute(t.own, own_part, placed.part(0, 0), false);
     } else {
       transport.post(1, s);
       compute_half(0);
     }
     for (int step = 1; step < cp; ++step) {
       if (step + 1 < cp) transport.post(step + 1, s);
-      const KeyValueBlock block = transport.arrive(step, s);
-      add_part(call, block, transport.sums(step, s), step, placed, s);
+      transport.arrive(step, s);
+      const KeyValueBlock sums = transport.sums(step, s);
+      const Runs& summed = work.summed_keys(work.owner(rank_, step), step - 1);
+      for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
+        const TokenSpan keys = work.parts(rank_, step)[part].keys;
+        const bool joins = summed.meets(keys);
+        if (joins) summed.for_each_gap(keys, [&](TokenSpan gap) { zero(rows_of(sums, gap), s); });
+        compute(transport.part(step, part), rows_of(sums, keys), placed.part(step, part), joins);
+      }
       transport.release(step, s);
       transport.pass(step, s);
     }
     if (cp > 1) compute_half(1);
     leaf_.store(gradients.dq, {&call.dq, 1}, s.compute);
+    const Runs& summed = work.summed_keys(rank_, cp - 1);
+    summed.for_each_gap({0, tokens()}, [&](TokenSpan rows) { store(gradients.own, {&own_part, 1}, rows, s); });
     if (cp > 1) {
-      const TokenSpan summed = work.summed_keys(rank_, cp - 1);
-      store(gradients.own, own_part, {0, summed.begin}, s);
-      store_sum(gradients.own, transport.sums(cp, s), own_part, summed, s);
-      store(gradients.own, own_part, {summed.end, tokens()}, s);
+      const std::array terms{transport.sums(cp, s), own_part};
+      for (const TokenSpan& rows : summed) store(gradients.own, terms, rows, s);
       transport.drop_sums(s);
-    } else {
-      store(gradients.own, own_part, {0, tokens()}, s);
     }
     transport.close(s);
   }
@@ -135,35 +160,6 @@ class RingSchedule {
     return memory;
   }
 
-  void compute(AttentionBackward& call, const KeyValueBlock& block, const KeyValueBlock& sums, const WorkView& work,
-               bool accumulate, const StreamPair& s) const {
-    call.k = block.keys;
-    call.v = block.values;
-    call.dk = sums.keys;
-    call.dv = sums.values;
-    call.work = work;
-    call.accumulate_dk = accumulate;
-    call.accumulate_dv = accumulate;
-    leaf_.backward(call, s.compute);
-    call.accumulate_dq = true;
-  }
-
-  /// Adds this rank's part to the running sum of the block of `step`. Rows that join the sum start from 0.
-  void add_part(AttentionBackward& call, const KeyValueBlock& block, const KeyValueBlock& sums, int step,
-                const PlacedWork& placed, const StreamPair& s) const {
-    const Work& work = placed.work();
-    const BlockWork& mine = work.at(rank_, step);
-    if (mine.rectangles.empty()) return;
-    const int owner = work.owner(rank_, step);
-    const TokenSpan before = work.summed_keys(owner, step - 1);
-    const TokenSpan after = work.summed_keys(owner, step);
-    if (!before.empty()) {
-      zero(rows_of(sums, {after.begin, before.begin}), s);
-      zero(rows_of(sums, {before.end, after.end}), s);
-    }
-    compute(call, block, rows_of(sums, mine.keys), placed.at(step), !before.empty(), s);
-  }
-
   void zero(const KeyValueBlock& rows, const StreamPair& s) const {
     for (const TensorRef& part : {rows.keys, rows.values}) {
       for (std::int64_t i = 0; i < run_count(part); ++i) {
@@ -172,17 +168,14 @@ class RingSchedule {
       }
     }
   }
-  /// The gradients of some rows are what the own part holds, or the sum of the others' and that.
-  void store(const KeyValueBlock& out, const KeyValueBlock& own, TokenSpan span, const StreamPair& s) const {
-    const KeyValueBlock to = rows_of(out, span), from = rows_of(own, span);
-    leaf_.store(to.keys, {&from.keys, 1}, s.compute);
-    leaf_.store(to.values, {&from.values, 1}, s.compute);
-  }
-  void store_sum(const KeyValueBlock& out, const KeyValueBlock& others, const KeyValueBlock& own, TokenSpan span,
-                 const StreamPair& s) const {
-    const KeyValueBlock to = rows_of(out, span), first = rows_of(others, span), last = rows_of(own, span);
-    leaf_.store(to.keys, std::array{first.keys, last.keys}, s.compute);
-    leaf_.store(to.values, std::array{first.values, last.values}, s.compute);
+  /// The gradients of some rows: what one term holds of them, or the sum of two.
+  void store(const KeyValueBlock& out, std::span<const KeyValueBlock> terms, TokenSpan span,
+             const StreamPair& s) const {
+    const KeyValueBlock to = rows_of(out, span), first = rows_of(terms.front(), span),
+                        last = rows_of(terms.back(), span);
+    const std::array keys{first.keys, last.keys}, values{first.values, last.values};
+    leaf_.store(to.keys, std::span(keys).first(terms.size()), s.compute);
+    if (to.values.elems() > 0) leaf_.store(to.values, std::span(values).first(terms.size()), s.compute);
   }
 
   std::shared_ptr<const Plan> plan_;

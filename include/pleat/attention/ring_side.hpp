@@ -10,7 +10,8 @@
 
 namespace pleat::inline v0::ring {
 
-/// Keys and values of one rank, or their gradients: [batch, tokens, kv_heads, qk_dim] and [.., v_dim].
+/// Keys and values of one rank, or their gradients: [batch, tokens, kv_heads, qk_dim] and [.., v_dim]. Where latents
+/// travel, `keys` is the latent, [batch, tokens, 1, latent_dim], and `values` has no elements.
 struct KeyValueBlock {
   TensorRef keys;
   TensorRef values;
@@ -25,10 +26,15 @@ inline TensorRef tensor_of(std::byte* data, const Plan& p, std::int64_t tokens, 
                            Device device) {
   return TensorRef(data, dtype, {p.shape.batch, tokens, heads, dim}, device);
 }
+inline KeyValueBlock block_of(const BlockMemory& memory, const Plan& p, const BlockDims& dims, std::int64_t tokens,
+                              DType dtype, Device device) {
+  return {tensor_of(memory.keys, p, tokens, dims.heads, dims.key_dim, dtype, device),
+          tensor_of(memory.values, p, tokens, dims.heads, dims.value_dim, dtype, device)};
+}
+/// A block as it travels.
 inline KeyValueBlock block_of(const BlockMemory& memory, const Plan& p, std::int64_t tokens, DType dtype,
                               Device device) {
-  return {tensor_of(memory.keys, p, tokens, p.shape.kv_heads, p.shape.qk_dim, dtype, device),
-          tensor_of(memory.values, p, tokens, p.shape.kv_heads, p.shape.v_dim, dtype, device)};
+  return block_of(memory, p, travelling_dims(p), tokens, dtype, device);
 }
 
 /// The rows of a span of tokens of a contiguous [batch, tokens, ...] tensor lie in this many runs without a gap: one,
@@ -49,7 +55,8 @@ inline Run run_of(const TensorRef& rows, std::int64_t index) {
 /// The part that both transports share. Each of them adds, with the same meaning and in the order of a call:
 /// - `open(work, own, s)`: a call begins; `own` are this rank's keys and values, ready on s.compute.
 /// - `post(step, s)`: starts moving the blocks of `step`, beside what is on s.compute. Steps 1 .. cp - 1 in order.
-/// - `arrive(step, s)`: the keys of `owner(step)` that `work` reads, on s.compute, valid until `release(step, s)`.
+/// - `arrive(step, s)`: what follows on s.compute may read the block of `owner(step)`, until `release(step, s)`.
+/// - `part(step, index)`: of that block, the keys of part `index` of `work`.
 /// - `sums(step, s)`: the running sum of the gradients of the whole block of `owner(step)`, on s.compute. Its rows
 ///   `summed_keys(owner, step - 1)` hold what the ranks before this one gave; the caller adds this rank's part.
 ///   At step cp it is this rank's own block, with the parts of all others.

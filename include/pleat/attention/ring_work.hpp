@@ -9,23 +9,38 @@
 
 namespace pleat::inline v0::ring {
 
-/// What every rank computes at every step: at step s rank c meets the block of rank c - s (cyclic). A value; the same
-/// on every rank.
+/// What every rank computes at every step: at step s rank c meets the block of rank c - s (cyclic). Of that it reads
+/// some runs of keys, each of which is a part of its own. A value; the same on every rank.
 class Work {
  public:
   Work() = default;
   Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal)
       : cp_(static_cast<int>(spans.size())) {
-    blocks_.reserve(spans.size() * (spans.size() + 2));
+    lists_.reserve(spans.size() * (spans.size() + 2));
     for (int rank = 0; rank < cp_; ++rank) {
-      for (int step = 0; step < cp_; ++step) {
+      std::size_t placed = 0;
+      const auto add = [&](std::vector<BlockWork> parts) {
+        List list{std::move(parts), placed};
+        for (const BlockWork& part : list.parts) placed += part.rectangles.size();
+        lists_.push_back(std::move(list));
+      };
+      const TokenSpans& queries = spans[static_cast<std::size_t>(rank)];
+      const BlockWork own = plan_block_work(queries, queries, true, cu_seqlens, causal);
+      add({own});
+      for (int step = 1; step < cp_; ++step) {
         const TokenSpans& keys = spans[static_cast<std::size_t>(owner(rank, step))];
-        blocks_.push_back(plan_block_work(spans[static_cast<std::size_t>(rank)], keys, step == 0, cu_seqlens, causal));
+        add(parts_without_gaps(plan_block_work(queries, keys, false, cu_seqlens, causal)));
       }
-      const BlockWork own = at(rank, 0);
       const std::int64_t middle = own.keys.size() / 2;
-      blocks_.push_back(with_keys(own, {0, middle}));
-      blocks_.push_back(with_keys(own, {middle, own.keys.size()}));
+      add({with_keys(own, {0, middle}), with_keys(own, {middle, own.keys.size()})});
+      most_rectangles_ = std::max(most_rectangles_, placed);
+    }
+    summed_.resize(spans.size() * spans.size());
+    for (int rank = 0; rank < cp_; ++rank) {
+      for (int step = 1; step < cp_; ++step) {
+        summed_[index(rank, step)] = summed_[index(rank, step - 1)];
+        for (const BlockWork& part : parts(reader(rank, step), step)) summed_[index(rank, step)].insert(part.keys);
+      }
     }
   }
 
@@ -35,52 +50,55 @@ class Work {
   /// Who meets the block of `rank` at `step`.
   int reader(int rank, int step) const { return (rank + step) % cp_; }
 
-  const BlockWork& at(int rank, int step) const { return list(rank, step); }
+  /// What `rank` computes at `step`: one part per run of keys that it reads. Its own block, step 0, is one part.
+  std::span<const BlockWork> parts(int rank, int step) const { return list(rank, step).parts; }
   /// The own block of `rank` again, in two parts: the first half of its keys, and the rest.
-  const BlockWork& own_half(int rank, int half) const { return list(rank, cp_ + half); }
+  const BlockWork& own_half(int rank, int half) const { return list(rank, cp_).parts[static_cast<std::size_t>(half)]; }
+  /// How many rows of the block of `step` travel to `rank`.
+  std::int64_t travelling_rows(int rank, int step) const { return rows_before(rank, step, parts(rank, step).size()); }
+  /// Where part `part` of `step` begins when the rows that travel lie one after the other.
+  std::int64_t rows_before(int rank, int step, std::size_t part) const {
+    std::int64_t rows = 0;
+    for (const BlockWork& earlier : parts(rank, step).first(part)) rows += earlier.keys.size();
+    return rows;
+  }
 
   /// The last step at which `rank` has something to compute; 0 when there is none.
   int last_step(int rank) const {
     int step = cp_ - 1;
-    while (step > 0 && at(rank, step).rectangles.empty()) --step;
+    while (step > 0 && parts(rank, step).empty()) --step;
     return step;
   }
   /// The rows of the block of `rank` that have a gradient once its readers of steps 1 .. `step` have added theirs.
-  TokenSpan summed_keys(int rank, int step) const {
-    TokenSpan rows;
-    for (int s = 1; s <= std::min(step, cp_ - 1); ++s) rows = hull(rows, at(reader(rank, s), s).keys);
-    return rows;
-  }
+  const Runs& summed_keys(int rank, int step) const { return summed_[index(rank, std::min(step, cp_ - 1))]; }
 
   /// Bytes of memory for the rectangles of a rank, the same for every rank.
   std::size_t placed_bytes() const {
     Carver memory;
-    memory.take<Rectangle>(most_rectangles());
+    memory.take<Rectangle>(most_rectangles_);
     return memory.used_bytes();
   }
 
  private:
   friend class PlacedWork;
 
-  int lists() const { return cp_ + 2; }  // of one rank: its steps, and the halves of its own block
-  const BlockWork& list(int rank, int index) const {
-    return blocks_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(lists()) +
-                   static_cast<std::size_t>(index)];
-  }
-  std::size_t rectangles_before(int rank, int index) const {
-    std::size_t count = 0;
-    for (int i = 0; i < index; ++i) count += list(rank, i).rectangles.size();
-    return count;
-  }
+  struct List {
+    std::vector<BlockWork> parts;
+    std::size_t rectangles_before;  // of the same rank, in the lists before
+  };
 
-  std::size_t most_rectangles() const {
-    std::size_t most = 0;
-    for (int rank = 0; rank < cp_; ++rank) most = std::max(most, rectangles_before(rank, lists()));
-    return most;
+  int lists() const { return cp_ + 1; }  // of one rank: its steps, and the halves of its own block
+  const List& list(int rank, int list) const {
+    return lists_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(lists()) + static_cast<std::size_t>(list)];
+  }
+  std::size_t index(int rank, int step) const {
+    return static_cast<std::size_t>(rank) * static_cast<std::size_t>(cp_) + static_cast<std::size_t>(step);
   }
 
   int cp_ = 0;
-  std::vector<BlockWork> blocks_;  // [rank][list]
+  std::size_t most_rectangles_ = 0;  // of a rank
+  std::vector<List> lists_;          // [rank][list]
+  std::vector<Runs> summed_;         // [rank][step]
 };
 
 /// One rank's share of a `Work`, its rectangles also in memory of the rank's device. Borrows both.
@@ -94,24 +112,26 @@ class PlacedWork {
              typename Executor::stream_type s)
       : work_(&work), rank_(rank), memory_(take(memory, work)) {
     Rectangle* const staged = take(staging, work);
-    const std::size_t count = work.rectangles_before(rank, work.lists());
+    Rectangle* end = staged;
     for (int i = 0; i < work.lists(); ++i) {
-      const std::vector<Rectangle>& list = work.list(rank, i).rectangles;
-      std::copy(list.begin(), list.end(), staged + work.rectangles_before(rank, i));
+      for (const BlockWork& part : work.list(rank, i).parts) {
+        end = std::copy(part.rectangles.begin(), part.rectangles.end(), end);
+      }
     }
-    executor.copy(memory_, staged, count * sizeof(Rectangle), s);
+    executor.copy(memory_, staged, static_cast<std::size_t>(end - staged) * sizeof(Rectangle), s);
   }
 
   const Work& work() const { return *work_; }
-  WorkView at(int step) const { return view(step); }
-  WorkView own_half(int half) const { return view(work_->ranks() + half); }
+  WorkView part(int step, std::size_t part) const { return view(step, part); }
+  WorkView own_half(int half) const { return view(work_->ranks(), static_cast<std::size_t>(half)); }
 
  private:
-  static Rectangle* take(Block block, const Work& work) {
-    return Carver(block).take<Rectangle>(work.most_rectangles());
-  }
-  WorkView view(int index) const {
-    return {work_->list(rank_, index).rectangles, memory_ + work_->rectangles_before(rank_, index)};
+  static Rectangle* take(Block block, const Work& work) { return Carver(block).take<Rectangle>(work.most_rectangles_); }
+  WorkView view(int index, std::size_t part) const {
+    const Work::List& list = work_->list(rank_, index);
+    std::size_t before = list.rectangles_before;
+    for (std::size_t i = 0; i < part; ++i) before += list.parts[i].rectangles.size();
+    return {list.parts[part].rectangles, memory_ + before};
   }
 
   const Work* work_ = nullptr;

@@ -131,7 +131,7 @@ TEST_CASE("rows of a block that have a gradient grow to what its readers need") 
   for (int owner = 0; owner < 4; ++owner) {
     for (int step = 0; step < 4; ++step) {
       // Ranks after the owner read the first half of its keys, ranks before it all: steps 1 .. 3 - owner come first.
-      const TokenSpan expected{0, step == 0 ? 0 : step <= 3 - owner ? 4 : 8};
+      const Runs expected({0, step == 0 ? 0 : step <= 3 - owner ? 4 : 8});
       CHECK(dense.work.summed_keys(owner, step) == expected);
     }
   }
@@ -151,7 +151,11 @@ TEST_CASE("placed work is the same list on the host and in the memory that kerne
       CHECK(std::equal(view.begin(), view.end(), work.rectangles.begin(), work.rectangles.end()));
       CHECK(std::equal(view.begin(), view.end(), view.device));
     };
-    for (int step = 0; step < 3; ++step) check(placed.at(step), plan.work.at(rank, step));
+    for (int step = 0; step < 3; ++step) {
+      for (std::size_t part = 0; part < plan.work.parts(rank, step).size(); ++part) {
+        check(placed.part(step, part), plan.work.parts(rank, step)[part]);
+      }
+    }
     for (const int half : {0, 1}) check(placed.own_half(half), plan.work.own_half(rank, half));
     const std::int64_t tokens = plan.local_tokens(rank);
     CHECK(plan.work.own_half(rank, 0).keys == TokenSpan{0, tokens / 2});
