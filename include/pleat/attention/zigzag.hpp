@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <pleat/core/config.hpp>
+#include <pleat/core/error.hpp>
 
 namespace pleat::inline v0 {
 
@@ -40,11 +41,15 @@ class TokenSpans {
   constexpr TokenSpans(TokenSpan low, TokenSpan high) : spans_{low, high}, count_(2) {}
 
   /// Adds a span that begins no earlier than the last one ends, where it is the last one's next token as part of that
-  /// one. At most `capacity` spans with gaps between them.
+  /// one. Errors: shape_error A18 past `capacity` spans.
   constexpr void append(TokenSpan span) {
     if (count_ > 0 && spans_[count_ - 1].end == span.begin) {
       spans_[count_ - 1].end = span.end;
     } else {
+      if (count_ == capacity) {
+        fail<shape_error>("pleat[A18]: a rank got a span of tokens more than the ", capacity,
+                          " that it may hold: cut the sequence into fewer pieces per rank");
+      }
       spans_[count_++] = span;
     }
   }

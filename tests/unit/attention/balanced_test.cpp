@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include "unit/attention/expect_error.hpp"
 #include "unit/attention/oracle.hpp"
 
 namespace {
@@ -109,6 +110,13 @@ TEST_CASE("one span that continues another is one with it") {
     spans.append(span);
   CHECK(spans == TokenSpans({2, 7}, {9, 12}));
   CHECK(spans.position(5) == 9);
+}
+
+TEST_CASE("A18: more spans than a rank may hold") {
+  TokenSpans spans;
+  for (std::int64_t i = 0; i < TokenSpans::capacity; ++i) spans.append({2 * i, 2 * i + 1});
+  spans.append({15, 16});  // goes on with the last one
+  expect_error<shape_error>("pleat[A18]", [&] { spans.append({20, 21}); });
 }
 
 }  // namespace
