@@ -34,8 +34,8 @@ class RingHops : public RingSide<Executor> {
   void post(int step, const StreamPair& s) {
     if (step == 1) this->copy(whole(0), this->own_, s.comm);
     executor_.wait(s.comm, released_[slot_of(step)]);
-    exchange(whole(step - 1), Runs({0, tokens_of(step - 1)}), whole(step), Runs({0, tokens_of(step)}),
-             plan_->shape.dtype, s.comm);
+    const TokenSpan out{0, tokens_of(step - 1)}, in{0, tokens_of(step)};
+    exchange(whole(step - 1), {&out, 1}, whole(step), {&in, 1}, plan_->shape.dtype, s.comm);
     executor_.record(arrived_[slot_of(step)], s.comm);
   }
   void arrive(int step, const StreamPair& s) { executor_.wait(s.compute, arrived_[slot_of(step)]); }
@@ -63,11 +63,11 @@ class RingHops : public RingSide<Executor> {
   KeyValueBlock whole_sums(int step) const { return this->sums_in(slots_, step, owner(step)); }
 
   /// Sends some rows of a block and receives some of another.
-  void exchange(const KeyValueBlock& out, const Runs& out_rows, const KeyValueBlock& in, const Runs& in_rows,
-                DType dtype, typename Base::stream_type s) {
+  void exchange(const KeyValueBlock& out, std::span<const TokenSpan> out_rows, const KeyValueBlock& in,
+                std::span<const TokenSpan> in_rows, DType dtype, typename Base::stream_type s) {
     sends_.clear();
     receives_.clear();
-    const auto for_each_run = [](const KeyValueBlock& block, const Runs& rows, auto f) {
+    const auto for_each_run = [](const KeyValueBlock& block, std::span<const TokenSpan> rows, auto f) {
       for (const TokenSpan& span : rows) {
         const KeyValueBlock moved = rows_of(block, span);
         for (const TensorRef& tensor : {moved.keys, moved.values}) {
