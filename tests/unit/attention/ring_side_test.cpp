@@ -29,10 +29,11 @@ enum class Streaming { two_streams, program_order };
 
 /// What is wrong with `calls` forward and backward pairs, one after the other with no wait between them.
 std::string problem_of(int cp, std::int64_t tokens, std::vector<std::int64_t> cu_seqlens, bool causal,
-                       Transport transport, Streaming streaming, int calls = 3) {
+                       Transport transport, Streaming streaming, std::optional<ring::Layout> layout = {},
+                       int calls = 3) {
   const ring::Plan plan = ring::plan(
       cp, {.tokens = tokens, .q_heads = 2, .kv_heads = 2, .qk_dim = 4, .v_dim = 4, .cu_seqlens = std::move(cu_seqlens)},
-      {.causal = causal, .transport = transport});
+      {.causal = causal, .transport = transport, .layout = layout});
   History history;
   std::vector<RankMemory> memory;
   std::vector<std::byte*> bases;
@@ -80,7 +81,8 @@ void check_sound(Transport transport) {
       CAPTURE(static_cast<int>(streaming));
       CHECK(problem_of(cp, 4 * cp, {}, true, transport, streaming) == "");
       CHECK(problem_of(cp, 3 * cp + 1, {}, false, transport, streaming) == "");
-      CHECK(problem_of(cp, 29, {0, 2, 19, 19, 21, 27}, true, transport, streaming) == "");
+      for (const ring::Layout layout : {ring::Layout::zigzag, ring::Layout::balanced})
+        CHECK(problem_of(cp, 29, {0, 2, 19, 19, 21, 27}, true, transport, streaming, layout) == "");
       CHECK(problem_of(cp, 3, {0, 3}, true, transport, streaming) == "");
     }
   }
