@@ -86,6 +86,7 @@ class Trainer {
     norm_.emplace(
         pleat::optim::bind(norm, executor_, groups_.world, memory_for(norm.footprint()), experts_->status_words()));
     adamw_.emplace(pleat::optim::bind(adamw, executor_, memory_for(adamw.footprint())));
+    arena_->seal(groups_.stage);
     allocate_activations();
   }
 

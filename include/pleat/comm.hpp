@@ -7,6 +7,7 @@
 #include <pleat/comm/mesh_comms.hpp>
 #include <pleat/comm/ordered_sum.hpp>
 #include <pleat/comm/peer_access.hpp>
+#include <pleat/comm/peer_window.hpp>
 #include <pleat/comm/rank_values.hpp>
 #include <pleat/comm/run_ranks.hpp>
 #include <pleat/comm/thread_arena.hpp>

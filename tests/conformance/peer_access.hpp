@@ -304,6 +304,46 @@ void check_peer_failures() {
       outcome.require_run("waits for itself in await of signal 2");
     });
   }
+  at_sizes_of_two_or_more<Backend>(
+      "C32: a rank opens a window of another size", [](const std::string& name, int ranks) {
+        const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+          PeerSite<Backend> peer_site(site.comm);
+          auto arena = peer_site.make_arena(4096);
+          const pleat::GroupComm<typename Backend::comm_type> stage(site.comm);
+          const auto first = arena.open(peer_site.everybody(), 64, 2);
+          arena.seal(stage);  // the same so far
+          const bool is_last = site.rank() == ranks - 1;
+          const auto second = arena.open(peer_site.everybody(), is_last ? 192 : 128, 2);
+          std::string text;
+          try {
+            arena.seal(stage);
+          } catch (const pleat::comm_error& e) {
+            text = e.what();
+          }
+          require(contains(text, "pleat[C32]: window 1 of the arena has 192 bytes and 2 channels on rank " +
+                                     std::to_string(ranks - 1) + ", 128 bytes and 2 channels on rank 0"),
+                  "rank ", site.rank(), " saw `", text, "`");
+          site.comm.barrier(site.s());  // nobody's error is a peer's
+        });
+        require(outcome.run_text.empty(), "the run ended with `", outcome.run_text, "`");
+      });
+  at_sizes_of_two_or_more<Backend>("C32: a rank opens one window less", [](const std::string& name, int ranks) {
+    const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
+      PeerSite<Backend> peer_site(site.comm);
+      auto arena = peer_site.make_arena(4096);
+      const pleat::GroupComm<typename Backend::comm_type> stage(site.comm);
+      if (site.rank() > 0) (void)arena.open(peer_site.everybody(), 64, 2);
+      bool is_noticed = false;
+      try {
+        arena.seal(stage);
+      } catch (const pleat::comm_error& e) {
+        is_noticed = contains(e.what(), "pleat[C32]: window 0 of the arena has 64 bytes and 2 channels on rank 1, 0 ");
+      }
+      require(is_noticed, "rank ", site.rank(), " did not notice");
+      site.comm.barrier(site.s());
+    });
+    require(outcome.run_text.empty(), "the run ended with `", outcome.run_text, "`");
+  });
   at_sizes_of_two_or_more<Backend>("a failure at a random time of a credit", [](const std::string& name, int ranks) {
     for (int seed = 0; seed < repeats(Backend::traits.random_failures); ++seed) {
       const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {

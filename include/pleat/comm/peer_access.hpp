@@ -40,7 +40,8 @@ concept peer_access = std::movable<P> && requires(P& p, const P& k, typename P::
 ///
 /// - `reachable(group)`: whether all ranks of the group (world ranks) can be mapped.
 /// - `open(group, bytes, channels)`: hands the group the next `bytes` of the arena and `channels` signal channels. No
-///   communication; every rank of the arena opens in the same order with the same sizes (its own groups).
+///   communication; every rank of the arena opens in the same order with the same sizes (its own groups), which the
+///   arenas' `seal(stage)` checks once all operations are bound.
 template <class A>
 concept symmetric_arena = requires(A& a, const A& k, const Group& group, std::size_t bytes, int channels) {
   { k.reachable(group) } -> std::same_as<bool>;

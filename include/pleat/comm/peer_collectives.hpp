@@ -107,7 +107,7 @@ class PeerCollectives {
         stores_to_release_ = peer_slots;
       }
     }
-    for (int slot = 0; slot < peer_slots; ++slot) signal_all(detail::free_channel(slot), s);
+    for (int slot = 0; slot < peer_slots; ++slot) detail::signal_peers(peers_, detail::free_channel(slot), s);
   }
 
   const PeerCollectivesPlan& plan() const { return plan_; }
@@ -140,7 +140,7 @@ class PeerCollectives {
     if (oldest.is_stored) {
       ++stores_to_release_;  // the next kernel tells the peers
     } else {
-      signal_all(detail::free_channel(oldest.slot), s.compute);
+      detail::signal_peers(peers_, detail::free_channel(oldest.slot), s.compute);
     }
   }
 
@@ -220,12 +220,8 @@ class PeerCollectives {
       peers_.signal(peer, detail::full_channel(slot), s.compute);
     });
     if (own != own_in && !is_beside) executor_.copy(own, own_in, bytes, s.compute);
-    detail::for_each_peer(peers_, [&](int peer) { peers_.await(peer, detail::full_channel(slot), s.compute); });
+    detail::await_peers(peers_, detail::full_channel(slot), s.compute);
     if (is_beside) executor_.wait(s.compute, own_ready_);
-  }
-
-  void signal_all(int channel, stream_type s) {
-    detail::for_each_peer(peers_, [&](int peer) { peers_.signal(peer, channel, s); });
   }
 
   PeerCollectivesPlan plan_;
@@ -248,7 +244,8 @@ PeerCollectives<Executor, detail::peers_of<Arena>, Stores> bind(
     const PeerCollectivesPlan& plan, Executor executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
     typename Executor::stream_type s = only_stream<typename Executor::stream_type>(),
     std::chrono::milliseconds deadline = std::chrono::seconds(120)) {
-  auto peers = detail::open_window("peer collectives", plan.ranks, group, memory, plan.footprint());
+  auto peers = detail::open_window("peer collectives", plan.ranks, group, memory, plan.footprint().symmetric,
+                                   plan.footprint().channels);
   return {plan, executor, std::move(peers), memory.persistent, deadline, s};
 }
 

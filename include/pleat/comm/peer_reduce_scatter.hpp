@@ -143,8 +143,8 @@ class PeerReduceScatter {
   /// What follows on `s` comes after what stands on the peers' streams before they meet this rank. Two meetings on one
   /// channel have one on another in between, as signals of one flag must (signal_protocol.hpp).
   void meet(int channel, stream_type s) {
-    detail::for_each_peer(peers_, [&](int peer) { peers_.signal(peer, channel, s); });
-    detail::for_each_peer(peers_, [&](int peer) { peers_.await(peer, channel, s); });
+    detail::signal_peers(peers_, channel, s);
+    detail::await_peers(peers_, channel, s);
   }
 
   PeerReduceScatterPlan plan_;
@@ -161,7 +161,8 @@ PeerReduceScatter<Executor, detail::peers_of<Arena>, Sums> bind(
     const PeerReduceScatterPlan& plan, Executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
     typename Executor::stream_type s = only_stream<typename Executor::stream_type>(),
     std::chrono::milliseconds deadline = std::chrono::seconds(120)) {
-  auto peers = detail::open_window("peer reduce-scatter", plan.ranks, group, memory, plan.footprint());
+  auto peers = detail::open_window("peer reduce-scatter", plan.ranks, group, memory, plan.footprint().symmetric,
+                                   plan.footprint().channels);
   return {plan, std::move(peers), memory.persistent, deadline, s};
 }
 

@@ -14,6 +14,7 @@
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/comm/run_ranks.hpp>
 #include <pleat/comm/thread_comm.hpp>
+#include <pleat/comm/window_log.hpp>
 #include <pleat/core/host/buffer.hpp>
 
 namespace pleat::inline v0 {
@@ -190,7 +191,21 @@ class BasicThreadArena {
     std::vector<int> members;
     for (const int rank : group) members.push_back(ranks_.index_of(rank));
     const int first_channel = std::exchange(used_channels_, used_channels_ + channels);
+    log_.add(bytes, channels);
     return Peers(state_, std::move(members), group.index_of(ranks_[rank_]), offset, first_channel, channels);
+  }
+
+  /// Collective over `stage`, the ranks of this arena; after the last bind: whether all ranks have opened the same
+  /// windows. Errors, on all ranks alike: comm_error C32.
+  void seal(const GroupComm<Comm>& stage) const {
+    log_.check(ranks_, [&](const auto& mine) {
+      std::vector<std::remove_cvref_t<decltype(mine)>> all{mine};
+      if (stage.comm() == nullptr) return all;
+      all.clear();
+      const auto shared = std::make_shared<std::remove_cvref_t<decltype(mine)>>(mine);
+      for (int r = 0; r < stage.size(); ++r) all.push_back(*stage.comm()->share("seal", shared, r));
+      return all;
+    });
   }
 
  private:
@@ -200,6 +215,7 @@ class BasicThreadArena {
   std::size_t size_bytes_ = 0;
   std::size_t used_bytes_ = 0;
   int used_channels_ = 0;
+  detail::WindowLog log_;
 };
 
 /// Ranks that are threads on host memory.

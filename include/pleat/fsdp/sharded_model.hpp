@@ -20,7 +20,8 @@ bool is_reachable(const Arena& arena, const Groups<Comm>& groups) {
 struct ModelOptions {
   DType compute = DType::bf16;
   std::optional<DType> gradient = {};
-  /// Empty: peer access where the arena reaches every group on every rank, else collectives. A value forces either.
+  /// Empty: peer access where the arena reaches every group on every rank, else collectives. A value forces either
+  /// (C29).
   std::optional<Transport> transport = {};
   int prefetch = 1;
   int reduce_ctas = Options{}.reduce_ctas;
@@ -56,6 +57,7 @@ class ShardedModel {
         streams_(streams),
         comms_(RuntimeMesh::fold({.world = world.size(), .ep = options.ep, .replicas = options.replicas}), world),
         op_(make(units, options)) {
+    if (arena_ != nullptr) arena_->seal(comms_.world());
     for (int u = 0; u < static_cast<int>(units.size()); ++u) order_.push_back(u);
     order_.insert(order_.end(), order_.rbegin(), order_.rend());
   }

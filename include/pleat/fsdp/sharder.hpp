@@ -187,7 +187,7 @@ class Sharder {
  private:
   using State = ShardState<Executor>;
   using leaf = core_leaf<typename Executor::device_type>;
-  using peers_type = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
+  using peers_type = pleat::detail::peers_of<Arena>;
 
   /// Whether calls only enqueue.
   template <class T>
@@ -219,7 +219,8 @@ class Sharder {
         using Peer = PeerTransport<Executor, peers_type>;
         transport = std::make_unique<Peer>(
             plan, kind, executor,
-            memory.arena->open(groups.of(kind).gather.ranks(), plan.window_bytes(kind), plan.channels(kind)));
+            pleat::detail::open_window("sharded parameters", plan.of(kind).ranks, groups.of(kind).gather, memory,
+                                       plan.window_bytes(kind), plan.channels(kind)));
       } else {
         transport = std::make_unique<CollectiveTransport<Executor, Comm>>(
             plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce, state->workspace);
@@ -287,8 +288,8 @@ class Sharder {
 /// long as the operation lives, like the communicators; `memory.arena` gives the windows of the peer path and may be
 /// null off it. Masters hold nothing until each parameter is loaded. `s`: the stream on which bind writes; give the
 /// compute stream of the calls, or order it after `s`. Errors: shape_error F05 when the groups have other sizes than
-/// the plan, F14 without an arena on the peer path; those of the arena; static T10 without a stream where there are
-/// several.
+/// the plan, comm_error C29 without an arena that reaches the groups on the peer path; those of the arena; static T10
+/// without a stream where there are several.
 template <executor Executor, communicator Comm, class Arena>
 Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                     const Memory<Arena>& memory,
@@ -298,10 +299,6 @@ Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const G
     fail<shape_error>("pleat[F05]: the plan is for shard groups of ", plan.sizes.dense, " (dense) and ",
                       plan.sizes.expert, " (expert) ranks and ", plan.sizes.replicas, " replicas; the groups have ",
                       sizes.dense, ", ", sizes.expert, " and ", sizes.replicas, "; plan with groups.sizes()");
-  }
-  if (plan.transport == Transport::peer && memory.arena == nullptr) {
-    fail<shape_error>("pleat[F14]: the plan moves shards by peer access, but memory.arena is null; give an arena of ",
-                      plan.footprint().symmetric, " bytes, or plan for Transport::collective");
   }
   return {plan, executor, groups, memory, s};
 }

@@ -5,8 +5,7 @@
 #include <span>
 #include <vector>
 
-#include <pleat/comm/group_comm.hpp>
-#include <pleat/comm/memory.hpp>
+#include <pleat/comm/peer_window.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/fsdp/plan.hpp>
 
@@ -79,45 +78,38 @@ class PeerTransport final : public UnitTransport<Executor> {
     const std::size_t bytes = this->compute_bytes(unit.shard_elems(rank));
     std::byte* const mine = this->slot(slot) + this->compute_bytes(unit.shard_begin(rank));
     // Not behind the push before, so that a peer that is ready for the next one finds its credit.
-    for_each_peer([&](int peer) { peers_.signal(peer, free_channel(slot), own); });
+    pleat::detail::signal_peers(peers_, free_channel(slot), own);
     executor_.copy(mine, shard, bytes, own);
     executor_.record(copied_, own);
-    for_each_peer([&](int peer) {
+    pleat::detail::for_each_peer(peers_, [&](int peer) {
       peers_.await(peer, free_channel(slot), s);
       executor_.copy(at_peer(peer, mine), shard, bytes, s);
       peers_.signal(peer, full_channel(slot), s);
     });
     executor_.wait(s, copied_);
   }
-  void await_gather(int slot, stream_type s) override {
-    for_each_peer([&](int peer) { peers_.await(peer, full_channel(slot), s); });
-  }
+  void await_gather(int slot, stream_type s) override { pleat::detail::await_peers(peers_, full_channel(slot), s); }
   void ready(int gradient_unit, stream_type s) override {
-    for_each_peer([&](int peer) { peers_.signal(peer, ready_channel(gradient_unit), s); });
+    pleat::detail::signal_peers(peers_, ready_channel(gradient_unit), s);
   }
   std::span<const void* const> terms(int gradient_unit, const UnitLayout& unit, stream_type s) override {
-    for_each_peer([&](int peer) { peers_.await(peer, ready_channel(gradient_unit), s); });
+    pleat::detail::await_peers(peers_, ready_channel(gradient_unit), s);
     const std::byte* const mine =
         this->gradient_unit(gradient_unit) + this->gradient_bytes(unit.shard_begin(peers_.rank()));
     for (int r = 0; r < peers_.size(); ++r) this->terms_[static_cast<std::size_t>(r)] = at_peer(r, mine);
     return this->terms_;
   }
   void release(int gradient_unit, stream_type s) override {
-    for_each_peer([&](int peer) { peers_.signal(peer, released_channel(gradient_unit), s); });
+    pleat::detail::signal_peers(peers_, released_channel(gradient_unit), s);
   }
   void await_released(int gradient_unit, stream_type s) override {
-    for_each_peer([&](int peer) { peers_.await(peer, released_channel(gradient_unit), s); });
+    pleat::detail::await_peers(peers_, released_channel(gradient_unit), s);
   }
 
  private:
   static UnitBuffers carve(const Plan& plan, Param kind, const Peers& peers) {
     Carver window(Block{peers.base(peers.rank()), plan.window_bytes(kind)});
     return plan.carve_units(window, kind);
-  }
-  /// In ring order from the next rank on, so that not all push to the same peer first.
-  template <class F>
-  void for_each_peer(F f) {
-    for (int i = 1; i < peers_.size(); ++i) f((peers_.rank() + i) % peers_.size());
   }
   /// The place in the peer's window of what is at `mine` in this rank's.
   std::byte* at_peer(int peer, const std::byte* mine) const {

@@ -8,6 +8,11 @@
 
 namespace pleat::inline v0 {
 
+/// The rank `distance` places after `rank`, or before it where that is below 0, on a ring of `size` ranks.
+PLEAT_HD constexpr int cyclic(int rank, int distance, int size) {
+  return ((rank + distance) % size + size) % size;
+}
+
 /// Random-access iterator over any small value `Range` with `operator[](int)`; owns a copy of the range.
 /// Models std::random_access_iterator without <iterator>, which alone would cost more than the mesh.
 template <class Range>

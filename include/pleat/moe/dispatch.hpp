@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include <pleat/comm/memory.hpp>
+#include <pleat/comm/peer_window.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/collective_rows.hpp>
 #include <pleat/moe/operand.hpp>
@@ -42,8 +42,8 @@ class Dispatch {
   /// See `bind`.
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
            Stream s)
-      : Dispatch(checked(plan, ep, memory), executor, ep, memory.arena, Carver(memory.scratch),
-                 Carver(memory.persistent), Carver(memory.pinned_host), s) {}
+      : Dispatch(checked(plan, ep), executor, ep, memory, Carver(memory.scratch), Carver(memory.persistent),
+                 Carver(memory.pinned_host), s) {}
   const DispatchPlan& plan() const { return plan_; }
 
   /// x [tokens, hidden] dtype, ids [tokens, k] i32, weights [tokens, k] acc -> the rows of this rank's experts, which
@@ -158,23 +158,19 @@ class Dispatch {
   }
 
  private:
-  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, Arena* arena, Carver scratch,
-           Carver persistent, Carver pinned, Stream s)
+  Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
+           Carver scratch, Carver persistent, Carver pinned, Stream s)
       : plan_(plan),
         executor_(executor),
         ep_(ep),
         scratch_(plan.carve_plan_scratch(scratch)),
         status_(plan.carve_status(persistent)),
-        rows_(make_rows(arena, scratch, persistent, pinned, s)) {
+        rows_(make_rows(memory, scratch, persistent, pinned, s)) {
     preload_leaves<leaf>();
     executor_.zero(status_, sizeof(DispatchStatus), s);
   }
-  static const DispatchPlan& checked(const DispatchPlan& plan, const GroupComm<Comm>& ep, const Memory<Arena>& memory) {
+  static const DispatchPlan& checked(const DispatchPlan& plan, const GroupComm<Comm>& ep) {
     check_group(ep.size(), plan.ranks);
-    if (plan.options.transport == Transport::peer && memory.arena == nullptr) {
-      fail<comm_error>(
-          "pleat[E09]: transport=peer needs a symmetric arena; give Memory one, or plan transport=collective");
-    }
     return plan;
   }
 
@@ -204,14 +200,15 @@ class Dispatch {
                    static_cast<std::size_t>(saved.tokens - saved.planned_tokens) * row_bytes, s);
   }
 
-  using Peers = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
+  using Peers = pleat::detail::peers_of<Arena>;
   using Rows = std::variant<PeerRows<Executor, Peers>, CollectiveRows<Executor, Comm>>;
-  Rows make_rows(Arena* arena, Carver& scratch, Carver& persistent, Carver& pinned, Stream s) {
+  Rows make_rows(const Memory<Arena>& memory, Carver& scratch, Carver& persistent, Carver& pinned, Stream s) {
     if (plan_.options.transport == Transport::collective) {
       return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent, pinned, s);
     }
     using PeerTransport = PeerRows<Executor, Peers>;
-    Peers peers = arena->open(ep_.ranks(), plan_.footprint().symmetric, plan_.channels());
+    Peers peers = pleat::detail::open_window("moe dispatch", plan_.ranks, ep_, memory, plan_.footprint().symmetric,
+                                             plan_.channels());
     return PeerTransport(plan_, executor_, std::move(peers), persistent, s);
   }
 
@@ -224,7 +221,7 @@ class Dispatch {
 };
 
 /// Collective over the arena's ranks in the sense of symmetric_arena. What it writes is ordered on `s`, the stream that
-/// the calls compute on. Errors: shape_error T02, comm_error C07, C08, E06, E09.
+/// the calls compute on. Errors: shape_error T02, comm_error C07, C08, C29, E06.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 Dispatch<Executor, Comm, Arena> bind(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                      const Memory<Arena>& memory,

@@ -233,7 +233,7 @@ class Layer {
 };
 
 /// What it writes is ordered on `s`, the stream that the calls compute on. Errors: shape_error T02, comm_error C07,
-/// C08, E06, E09.
+/// C08, C29, E06.
 template <executor Executor, communicator Comm, symmetric_arena Arena>
 Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                   const Memory<Arena>& memory,

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/peer_window.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/moe/dispatch_plan.hpp>
 
@@ -17,7 +18,7 @@ class PeerRows {
  public:
   using Stream = typename Executor::stream_type;
 
-  /// Fills the device tables and gives every peer its first credits.
+  /// Own rows lie in the own window and need no signal. Fills the device tables and gives every peer its first credits.
   PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
       : plan_(plan), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
     Carver symmetric;
@@ -52,15 +53,15 @@ class PeerRows {
   /// Where to write rows and counts; what follows runs when all peers have read those before.
   RowTable open(RowKind kind, const DispatchSaved&, Stream s) {
     const int way = static_cast<int>(way_of(kind));
-    each_peer([&](int p) { peers_.await(p, free_channel(way_of(kind)), s); });
+    pleat::detail::await_peers(peers_, free_channel(way_of(kind)), s);
     return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
   /// Tells the peers that their rows are there, and waits for theirs.
   RowTable deliver(RowKind kind, const DispatchSaved&, Stream s) {
     const int way = static_cast<int>(way_of(kind));
-    each_peer([&](int p) { peers_.signal(p, full_channel(way_of(kind)), s); });
-    each_peer([&](int p) { peers_.await(p, full_channel(way_of(kind)), s); });
+    pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s);
+    pleat::detail::await_peers(peers_, full_channel(way_of(kind)), s);
     return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
   }
 
@@ -68,18 +69,9 @@ class PeerRows {
   void release(RowKind kind, Stream s) { grant(way_of(kind), s); }
 
  private:
-  void grant(Way way, Stream s) {
-    each_peer([&](int p) { peers_.signal(p, free_channel(way), s); });
-  }
+  void grant(Way way, Stream s) { pleat::detail::signal_peers(peers_, free_channel(way), s); }
   static constexpr int free_channel(Way way) { return 2 * static_cast<int>(way); }
   static constexpr int full_channel(Way way) { return 2 * static_cast<int>(way) + 1; }
-  /// Own rows lie in the own window and need no signal.
-  template <class F>
-  void each_peer(const F& f) const {
-    for (int p = 0; p < plan_.ranks; ++p) {
-      if (p != peers_.rank()) f(p);
-    }
-  }
 
   DispatchPlan plan_;
   Peers peers_;

@@ -11,6 +11,7 @@
 #pragma GCC diagnostic pop
 
 #include <pleat/comm/group_comm.hpp>
+#include <pleat/comm/window_log.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/cuda/kernel.hpp>
 #include <pleat/cuda/mapped_peers.hpp>
@@ -116,7 +117,17 @@ class NcclArena {
     Carver windows;
     windows.take_bytes(used_bytes_ + bytes);
     used_bytes_ = windows.used_bytes();
+    log_.add(bytes, channels);
     return peers;
+  }
+
+  /// Collective over `stage`, the ranks of this arena; after the last bind: whether all ranks have opened the same
+  /// windows. Waits for the GPU. Errors, on all ranks alike: comm_error C32; those of `NcclComm::wait`.
+  void seal(const GroupComm<NcclComm>& stage) const {
+    log_.check(ranks_, [&](const auto& mine) {
+      using Value = std::remove_cvref_t<decltype(mine)>;
+      return stage.comm() == nullptr ? std::vector<Value>{mine} : stage.comm()->all_gather_host("seal", mine);
+    });
   }
 
  private:
@@ -203,6 +214,7 @@ class NcclArena {
   int domain_size_ = 1;
   std::size_t data_bytes_ = 0;
   std::size_t used_bytes_ = 0;
+  detail::WindowLog log_;
 };
 static_assert(symmetric_arena<NcclArena>);
 

@@ -206,8 +206,9 @@ TEST_CASE("C29 and C30") {
   const Memory<HostArena> memory{.arena = &arena};
   CHECK_THROWS_WITH_AS(
       bind(plan_peer_collectives(2, 8), HostExecutor{}, alone, memory),
-      "pleat[C29]: peer collectives planned for 2 ranks needs a group of 2 and an arena; the group has "
-      "1 ranks, the arena is there",
+      "pleat[C29]: peer collectives planned for 2 ranks needs a group of 2 and an arena that reaches it; the group is "
+      "{0}, the arena reaches it; plan with the group's size, and with Transport::collective where there is no such "
+      "arena",
       comm_error);
   CHECK_THROWS_AS(bind(plan_peer_collectives(1, 8), HostExecutor{}, alone, Memory<HostArena>{}), comm_error);
   auto op = bind(plan_peer_collectives(1, 8), HostExecutor{}, alone, memory);

@@ -1,6 +1,8 @@
 // HostArena beyond the concept: an arena of one rank, memory that lives as long as its windows.
 #include <pleat/comm/thread_arena.hpp>
 
+#include <pleat/comm/peer_window.hpp>
+
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -53,6 +55,12 @@ TEST_CASE("C08 says what there is and what is needed") {
       "sum of footprint().symmetric",
       comm_error);
   CHECK(arena.open(Group{0, {}}, 128, 1).base(0) == first.base(0) + 128);
+}
+
+TEST_CASE("a group moves bytes by peer access where the arena reaches it") {
+  const HostArena arena(GroupComm<ThreadComm>(3), 256);
+  CHECK(choose_transport(arena, Group{3, {}}) == Transport::peer);
+  CHECK(choose_transport(arena, Group{2, GroupShape{}.append(1, 2)}) == Transport::collective);
 }
 
 TEST_CASE("windows keep the memory alive when arena and peers are gone") {

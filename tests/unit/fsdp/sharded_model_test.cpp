@@ -101,9 +101,10 @@ TEST_CASE("a sharded model trains as one rank does") {
   train<HostArena>(4, {.compute = DType::f32, .replicas = 2}, Transport::peer);
 }
 
-TEST_CASE("where one rank cannot reach its group, all take collectives; a value forces either") {
+TEST_CASE("where one rank cannot reach its group, all take collectives; peer access that is forced is an error") {
   train<ShortArena>(3, {.compute = DType::f32}, Transport::collective);
-  train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::peer}, Transport::peer);
+  CHECK_THROWS_WITH(train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::peer}, Transport::peer),
+                    doctest::Contains("pleat[C29]: sharded parameters planned for 3 ranks"));
   train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::collective}, Transport::collective);
 }
 

@@ -346,9 +346,11 @@ TEST_CASE("groups and memory that do not fit are errors with the values") {
   check_error(
       "pleat[F05]: the plan is for shard groups of 2 (dense) and 1 (expert) ranks and 1 replicas; the groups have 1",
       [&] { fsdp::bind(fsdp::plan(units, {.dense = 2}), HostExecutor{}, Groups{}, memory); });
-  check_error("pleat[F14]", [&] {
-    fsdp::bind(fsdp::plan(units, {}, {.transport = Transport::peer}), HostExecutor{}, Groups{}, memory);
-  });
+  CHECK_THROWS_WITH_AS(
+      fsdp::bind(fsdp::plan(units, {}, {.transport = Transport::peer}), HostExecutor{}, Groups{}, memory),
+      doctest::Contains("pleat[C29]: sharded parameters planned for 1 ranks needs a group of 1 and an arena that "
+                        "reaches it; the group is {0}, the arena is null"),
+      comm_error);
 }
 
 }  // namespace

@@ -22,6 +22,9 @@ static_assert(std::random_access_iterator<Group::iterator>);
 static_assert(std::is_trivially_copyable_v<Group>);
 static_assert(std::same_as<std::ranges::range_value_t<Group>, int>);
 
+static_assert(pleat::cyclic(3, 1, 4) == 0 && pleat::cyclic(0, -1, 4) == 3 && pleat::cyclic(2, 9, 4) == 3);
+static_assert(pleat::cyclic(1, -10, 4) == 3 && pleat::cyclic(0, 5, 1) == 0);
+
 TEST_CASE("axes of extent 1 leave no trace and neighbours melt, so that equal shapes are equal sets of ranks") {
   CHECK(at_compile_time(GroupShape{}.append(1, 1).append(1, 4).append(4, 2) == GroupShape{}.append(1, 8)));
   CHECK(at_compile_time(GroupShape{}.append(4, 1) == GroupShape{}));
