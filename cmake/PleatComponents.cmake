@@ -1,6 +1,6 @@
 # The optional parts of pleat: what each needs, and the target it makes. The build tree and the installed package both
 # include this file, so a part is the same target in both. A new part is one more `pleat_find_<part>` and its name here.
-set(pleat_components cuda nccl cublaslt)
+set(pleat_components cuda nccl cublaslt cudnn)
 
 # Makes pleat::<component>; `reason` becomes empty, or says why the component cannot be had.
 function(pleat_find_component component reason)
@@ -56,6 +56,21 @@ function(pleat_find_cublaslt reason)
     return()
   endif()
   pleat_add_component(cublaslt pleat::cuda CUDA::cublasLt)
+endfunction()
+
+function(pleat_find_cudnn reason)
+  pleat_find_component(cuda why)
+  if(why)
+    set(${reason} "${why}" PARENT_SCOPE)
+    return()
+  endif()
+  list(APPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
+  find_package(CUDNN 9 MODULE QUIET)
+  if(NOT TARGET CUDNN::cudnn)
+    set(${reason} "no cuDNN 9 with cudnn-frontend 1.32 or newer was found (CUDNN_ROOT and cudnn_frontend_ROOT tell where they are)" PARENT_SCOPE)
+    return()
+  endif()
+  pleat_add_component(cudnn pleat::cuda CUDNN::cudnn)
 endfunction()
 
 # Inside pleat's own build the targets are global, so that a project that adds pleat as a subdirectory sees them.

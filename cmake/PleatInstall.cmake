@@ -6,7 +6,7 @@ set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/pleat)
 install(TARGETS pleat EXPORT pleatTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT pleatTargets NAMESPACE pleat:: DESTINATION ${package_dir})
 install(DIRECTORY include/pleat DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES cmake/pleatConfig.cmake cmake/PleatComponents.cmake cmake/FindNCCL.cmake DESTINATION ${package_dir})
+install(FILES cmake/pleatConfig.cmake cmake/PleatComponents.cmake cmake/FindNCCL.cmake cmake/FindCUDNN.cmake DESTINATION ${package_dir})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Before 1.0 a minor version may break what the one before it promised.
