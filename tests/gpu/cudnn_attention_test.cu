@@ -45,9 +45,11 @@ std::vector<LeafCase> cases() {
 }
 
 template <class T>
-int check(const char* dtype, const CudnnAttention& leaf) {
+int check(const char* dtype, const CudnnAttention& leaf, std::size_t first_cases) {
   int failed = 0;
-  for (const LeafCase& c : cases()) {
+  std::vector<LeafCase> all = cases();
+  all.resize(std::min(all.size(), first_cases));
+  for (const LeafCase& c : all) {
     const unsigned seed = std::random_device{}();
     const auto start = std::chrono::steady_clock::now();
     LeafResult r;
@@ -178,9 +180,9 @@ int main() {
   std::printf("cuDNN %zu\n%49sout, lse, dq, dk, dv: relative L2\n", cudnnGetVersion(), "");
   const CudnnAttention leaf;
   CudnnAttention::preload();
-  int failed = check_refusals(leaf) + check<bfloat16>("bf16", leaf);
-  for (const int cp : {1, 2, 4}) failed += check_ring(cp);
-  failed += check<float16>("f16", leaf);
+  // A new shape takes cuDNN some tenths of a second.
+  int failed = check_refusals(leaf) + check<bfloat16>("bf16", leaf, 100) + check_ring(2) + check_ring(1) +
+               check<float16>("f16", leaf, 3) + check_ring(4);
   std::printf("workspace %zu bytes\n", leaf.workspace_bytes());
   std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);
   return failed == 0 ? 0 : 1;

@@ -11,6 +11,7 @@
 
 #include <pleat/attention/cuda/cudnn_call.hpp>
 #include <pleat/cuda/check.hpp>
+#include <pleat/cuda/stream.hpp>
 
 namespace pleat::inline v0::cudnn {
 
@@ -22,6 +23,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   cudnnHandle_t get() const { return handle_; }
+  cudaStream_t idle_stream() const { return idle_stream_; }
   cudnnHandle_t on(cudaStream_t s) const {
     check(cudnnSetStream(handle_, s), "cudnnSetStream");
     return handle_;
@@ -33,6 +35,7 @@ class Handle {
       fail<cuda_error>("pleat[C31]: ", call, " failed: ", cudnnGetErrorString(status));
     }
   }
+  CudaStream idle_stream_;  // not ordered with the default stream, which other threads may use during a capture
   cudnnHandle_t handle_ = nullptr;
 };
 
@@ -50,7 +53,9 @@ class Graph {
         .set_compute_data_type(fe::DataType_t::FLOAT);
     c.is_backward ? add_backward(c) : add_forward(c);
     check(graph_->build(handle.get(), {fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), c);
-    check(graph_->warmup(handle.get()), c);
+    // A capture that nobody runs loads the kernels; one that fails leaves that to the first call.
+    const bool is_loaded = graph_->warmup(handle.on(handle.idle_stream())).is_good();
+    if (!is_loaded) (void)cudaGetLastError();
   }
 
   std::size_t workspace_bytes() const { return static_cast<std::size_t>(graph_->get_workspace_size()); }
