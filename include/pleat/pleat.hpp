@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/attention.hpp>
+#include <pleat/checkpoint.hpp>
 #include <pleat/comm.hpp>
 #include <pleat/fsdp.hpp>
 #include <pleat/mesh.hpp>
