@@ -2,7 +2,7 @@
 // ones.
 #pragma once
 
-#include <array>
+#include <cmath>
 #include <compare>
 #include <cstdint>
 
