@@ -1,5 +1,4 @@
-// What cuDNN plans an attention for, made of one rectangle of a call, and how its partial results join the running
-// ones.
+// What cuDNN plans an attention for, made of one rectangle of a call; and how partial results join running ones.
 #pragma once
 
 #include <cmath>
