@@ -101,7 +101,7 @@ inline std::string make_index(const Catalog& catalog) {
   const auto number = [](auto value) { return std::to_string(value); };
   std::string text = "{\n\"format\": " + quoted(index_format) + ",\n\"values\": ";
   text += json_list('{', catalog.values, '}', ", ",
-                    [](const auto& v) { return quoted(v.first) + ": " + std::to_string(v.second); });
+                    [](const auto& v) { return quoted(v.first).append(": ").append(std::to_string(v.second)); });
   text += ",\n\"files\": ";
   text += json_list('[', catalog.files, ']', ",\n", [](const CatalogFile& file) {
     return "{\"name\": " + quoted(file.name) + ", \"bytes\": " + std::to_string(file.size_bytes) + '}';

@@ -160,7 +160,8 @@ inline std::string make_header(const TensorEntries& tensors) {
   for (const auto& [name, tensor] : tensors) {
     text += ',' + quoted(name) + R"(:{"dtype":)" + quoted(tensor.dtype) + R"(,"shape":[)";
     for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
-      text += (axis == 0 ? "" : ",") + std::to_string(tensor.shape[axis]);
+      if (axis != 0) text += ',';
+      text += std::to_string(tensor.shape[axis]);
     }
     text += R"(],"data_offsets":[)" + std::to_string(tensor.begin) + ',' + std::to_string(tensor.end) + "]}";
   }

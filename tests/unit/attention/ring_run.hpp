@@ -58,7 +58,7 @@ static_assert(executor<JitterExecutor>);
 template <class T>
 TensorRef view(std::vector<T>& rows, std::int64_t batch, std::int64_t tokens, std::int64_t pitch, int first, int heads,
                int dim) {
-  TensorRef t(rows.data() + first, dtype_of<T>, {});
+  TensorRef t(rows.empty() ? nullptr : rows.data() + first, dtype_of<T>, {});
   t.push_extent(batch, tokens * pitch);
   t.push_extent(tokens, pitch);
   t.push_extent(heads, dim);

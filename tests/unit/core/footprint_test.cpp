@@ -7,8 +7,10 @@ namespace {
 
 using pleat::Footprint;
 
-constexpr Footprint a{.scratch = 1, .saved = 20, .symmetric = 300, .persistent = 4000, .pinned_host = 50000, .channels = 6};
-constexpr Footprint b{.scratch = 2, .saved = 10, .symmetric = 100, .persistent = 1000, .pinned_host = 10000, .channels = 1};
+constexpr Footprint a{
+    .scratch = 1, .saved = 20, .symmetric = 300, .persistent = 4000, .pinned_host = 50000, .channels = 6};
+constexpr Footprint b{
+    .scratch = 2, .saved = 10, .symmetric = 100, .persistent = 1000, .pinned_host = 10000, .channels = 1};
 
 static_assert(a + b == Footprint{3, 30, 400, 5000, 60000, 7});
 static_assert(max_scratch(a, b) == Footprint{2, 30, 400, 5000, 60000, 7});
