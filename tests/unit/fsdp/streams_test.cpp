@@ -198,11 +198,12 @@ TEST_CASE("a fork has nothing in flight; a join brings it back, and nothing but 
   DeferredWorld world(2, plan.footprint().symmetric);
   std::deque<Rank> all;
   std::array<int, 2> joined{};
+  const std::vector<float> ones(elems, 1.0f);  // read when the stream gets there
   for (int r = 0; r < 2; ++r) {
     Rank& rank = all.emplace_back(world, r, 2, plan);
     Sharder& op = *rank.op;
     const Streams& streams = rank.streams;
-    op.load(0, 0, std::vector<float>(elems, 1.0f), streams);
+    op.load(0, 0, ones, streams);
     op.fork(streams);
     op.begin(std::array{0, 1});
     op.acquire(0, streams);
