@@ -44,6 +44,28 @@ inline std::vector<Rectangle> documents(std::vector<std::int64_t> ends) {
   return work;
 }
 
+struct Named {
+  const char* name;
+  Shape shape;
+};
+/// Shapes that every kernel computes: odd sizes, groups of heads, documents, rows without keys, a large LSE.
+inline std::vector<Named> common_cases(int qk, int v, float large_spread) {
+  std::vector<Rectangle> many;
+  for (std::int64_t i = 0; i < 100; ++i) many.push_back({i * 9, i * 9 + 9, i * 9, i * 9 + 9, 0});
+  return {
+      {"causal", {1, 2, 2, 512, 512, qk, v, causal(512)}},
+      {"causal, odd, grouped", {2, 6, 2, 777, 777, qk, v, causal(777)}},
+      {"full, odd, heads first", {1, 3, 3, 300, 461, qk, v, full(300, 461), 1, true}},
+      {"documents", {1, 4, 2, 900, 900, qk, v, documents({0, 5, 5, 130, 131, 400, 777, 777})}},
+      {"100 documents", {1, 1, 1, 900, 900, qk, v, many}},
+      {"last diagonal", {1, 2, 1, 100, 350, qk, v, {{0, 100, 0, 350, 250}}}},
+      {"rows without keys", {1, 2, 1, 350, 100, qk, v, {{0, 350, 0, 100, -250}}}},
+      {"two rectangles of the same queries", {1, 2, 1, 200, 300, qk, v, {{0, 200, 0, 90}, {0, 200, 200, 290, 10}}}},
+      {"no work", {1, 2, 1, 200, 300, qk, v, {}}},
+      {"large scores", {1, 2, 1, 400, 400, qk, v, causal(400), large_spread}},
+  };
+}
+
 inline std::mt19937& engine(unsigned seed = 0) {
   static std::mt19937 e{std::random_device{}()};
   if (seed != 0) e.seed(seed);

@@ -4,6 +4,8 @@
 
 #include <unit/attention/cuda_leaf_cases.cuh>
 
+#include "skip.hpp"
+
 namespace {
 
 using namespace attention_testing;
@@ -46,11 +48,7 @@ using Dims = pleat::HeadDimsList<pleat::HeadDims<ATTENTION_TEST_QK_DIM, ATTENTIO
 using Dims = pleat::AllHeadDims;
 #endif
 int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::printf("%70s out, lse, dq, dk, dv: relative L2\n", "");
   const int failed = check_all<attention_kernel::Portable>("portable", Dims{}) +

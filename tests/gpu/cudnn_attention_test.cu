@@ -10,6 +10,8 @@
 
 #include <unit/attention/cuda_leaf_cases.cuh>
 
+#include "skip.hpp"
+
 namespace {
 
 using namespace attention_testing;
@@ -171,11 +173,7 @@ int check_ring(int cp) {
 }  // namespace
 
 int main() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::printf("cuDNN %zu\n%49sout, lse, dq, dk, dv: relative L2\n", cudnnGetVersion(), "");
   const CudnnAttention leaf;

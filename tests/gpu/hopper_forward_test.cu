@@ -2,6 +2,7 @@
 #include <pleat/attention/cuda/hopper_forward.cuh>
 
 #include "attention_cases.cuh"
+#include "skip.hpp"
 
 namespace hopper_forward_testing {
 using namespace attention_cases;
@@ -150,35 +151,14 @@ void test_dims(const char* type) {
   test_one<T, Dims>("one full tile", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
   test_one<T, Dims>("two full tiles", {1, 1, 1, 128, 256, qk, v, full(128, 256)});
   test_one<T, Dims>("five full tiles, two of queries", {1, 2, 1, 256, 640, qk, v, full(256, 640)});
-  test_one<T, Dims>("causal", {1, 2, 2, 512, 512, qk, v, causal(512)});
-  test_one<T, Dims>("causal, odd, grouped", {2, 6, 2, 777, 777, qk, v, causal(777)});
-  test_one<T, Dims>("full, odd, heads first", {1, 3, 3, 300, 461, qk, v, full(300, 461), 1, true});
-  test_one<T, Dims>("documents", {1, 4, 2, 900, 900, qk, v, documents({0, 5, 5, 130, 131, 400, 777, 777})});
-  std::vector<Rectangle> many;
-  for (std::int64_t i = 0; i < 100; ++i) many.push_back({i * 9, i * 9 + 9, i * 9, i * 9 + 9, 0});
-  test_one<T, Dims>("100 documents", {1, 1, 1, 900, 900, qk, v, many});
-  test_one<T, Dims>("last diagonal", {1, 2, 1, 100, 350, qk, v, {{0, 100, 0, 350, 250}}});
-  test_one<T, Dims>("rows without keys", {1, 2, 1, 350, 100, qk, v, {{0, 350, 0, 100, -250}}});
-  test_one<T, Dims>("two rectangles of the same queries",
-                    {1, 2, 1, 200, 300, qk, v, {{0, 200, 0, 90}, {0, 200, 200, 290, 10}}});
-  test_one<T, Dims>("no work", {1, 2, 1, 200, 300, qk, v, {}});
-  test_one<T, Dims>("large scores", {1, 2, 1, 400, 400, qk, v, causal(400), 40});
+  for (const Named& one : common_cases(qk, v, 40)) test_one<T, Dims>(one.name, one.shape);
   test_resumed<T, Dims>("causal, grouped", {2, 4, 2, 300, 300, qk, v, causal(300)});
 }
 }  // namespace hopper_forward_testing
 
 int main(int, char** arguments) {
   using namespace hopper_forward_testing;
-  int devices = 0, major = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::puts("skipped: needs a GPU");
-    return 77;
-  }
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-  if (major != 9) {
-    std::puts("skipped: needs a Hopper GPU");
-    return 77;
-  }
+  if (gpu_testing::lacks_hopper()) return gpu_testing::skipped;
   const unsigned seed =
       arguments[1] != nullptr ? static_cast<unsigned>(std::stoul(arguments[1])) : std::random_device{}();
   engine(seed);

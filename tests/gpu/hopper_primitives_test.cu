@@ -9,6 +9,8 @@
 #include <pleat/cuda/hopper/wgmma.cuh>
 #include <pleat/cuda/kernel.hpp>
 
+#include "skip.hpp"
+
 namespace hopper_testing {
 using namespace pleat;
 using hopper::Major;
@@ -230,16 +232,7 @@ void test_copies() {
 
 int main() {
   using namespace hopper_testing;
-  int devices = 0, major = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::puts("skipped: needs a GPU");
-    return 77;
-  }
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-  if (major != 9) {
-    std::puts("skipped: needs a Hopper GPU");
-    return 77;
-  }
+  if (gpu_testing::lacks_hopper()) return gpu_testing::skipped;
   test_copies();
   test_products<bfloat16, 64>("bf16");
   test_products<bfloat16, 80>("bf16");

@@ -3,15 +3,13 @@
 #include <conformance/cuda_threads.hpp>
 
 #include "moe_cases.cuh"
+#include "skip.hpp"
 
 int main() {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   const int devices = pleat::cuda_device_count();
-  if (devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
   using namespace moe_gpu_testing;
   const bool quick = testing_support::is_quick();
   int failed = quick ? check_all<conformance::CudaThreads<1>>("threads on one GPU", {3}, 2)

@@ -11,6 +11,7 @@
 #include <pleat/cuda/thread_comm.hpp>
 #include <pleat/optim.hpp>
 
+#include "skip.hpp"
 #include "support/json.hpp"
 #include "unit/optim/muon_run.hpp"
 
@@ -284,10 +285,7 @@ void check_graph() {
 }  // namespace
 
 int main() {
-  if (cuda_device_count() == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   try {
     check_facts();
     check_newton_schulz();

@@ -3,6 +3,7 @@
 // Then the same without graphs, with one hardware queue per GPU. Exit code 77 where there are fewer than two GPUs.
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include "nccl_backend.cuh"
+#include "skip.hpp"
 #include "templates_cases.cuh"
 #include "two_gpus.cuh"
 
@@ -172,11 +173,7 @@ int main(int argc, char** argv) {
     nccl_testing::end_world();
     return failed;
   }
-  const int devices = cuda_device_count();
-  if (devices < two) {
-    std::printf("skipped: %d GPUs, 2 are needed\n", devices);
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(two)) return gpu_testing::skipped;
   const int runs = argc == 2 ? std::atoi(argv[1]) : 20;  // of five trainings
   int failed = run_all(runs, true);
   nccl_testing::end_world();

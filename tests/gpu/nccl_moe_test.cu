@@ -3,16 +3,13 @@
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include "moe_cases.cuh"
 #include "nccl_backend.cuh"
+#include "skip.hpp"
 
 int main() {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
-  const int devices = pleat::cuda_device_count();
-  if (devices < 2) {
-    std::printf("skipped: %d GPUs, 2 are needed\n", devices);
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(2)) return gpu_testing::skipped;
   using namespace moe_gpu_testing;
   using nccl_testing::NcclRanks;
   int failed = check_all<NcclRanks>("NCCL threads", {2}, testing_support::is_quick() ? 2 : 25);

@@ -2,17 +2,14 @@
 // templates_test.cu. Exit code 77 where there are fewer than two GPUs.
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include "nccl_backend.cuh"
+#include "skip.hpp"
 #include "templates_cases.cuh"
 
 int main() {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
-  const int devices = pleat::cuda_device_count();
-  if (devices < 2) {
-    std::printf("skipped: %d GPUs, 2 are needed\n", devices);
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(2)) return gpu_testing::skipped;
   using namespace templates_testing;
   print_header();
   const int failed = check_templates<nccl_testing::NcclRanks>("NCCL threads", {1, 2});

@@ -22,6 +22,7 @@
 
 #include "nccl_failures.cuh"
 #include "nccl_runner.hpp"
+#include "skip.hpp"
 
 namespace {
 
@@ -336,10 +337,6 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return run_case(cases(), argv[2]);
-  const int devices = pleat::cuda_device_count();
-  if (devices < 2) {
-    std::printf("skipped: %d GPUs, 2 are needed\n", devices);
-    return 77;
-  }
+  if (gpu_testing::lacks_gpus(2)) return gpu_testing::skipped;
   return run_all(cases(), "/proc/self/exe", argc > 1 ? argv[1] : "");
 }

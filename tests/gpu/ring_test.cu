@@ -13,6 +13,7 @@
 
 #include "delays.cuh"
 #include "ring_calls.hpp"
+#include "skip.hpp"
 
 template <>
 struct pleat::attention_leaf<pleat::cuda_device>
@@ -199,11 +200,8 @@ int check_all(int devices) {
 }  // namespace
 
 int main() {
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   const int devices = cuda_device_count();
-  if (devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const int failed = check_all<bfloat16>(devices) + check_all<float16>(devices);
   std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);

@@ -3,16 +3,14 @@
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include <conformance/cuda_threads.hpp>
 
+#include "skip.hpp"
 #include "templates_cases.cuh"
 
 int main() {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   const int devices = pleat::cuda_device_count();
-  if (devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 77;
-  }
   using namespace templates_testing;
   print_header();
   const bool quick = testing_support::is_quick();  // an even and an odd number of ranks reach every kernel
