@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <pleat/cuda/hopper/launch.cuh>
 #include <pleat/cuda/kernel.hpp>
 #include <pleat/moe/cuda/grouped_epilogue.cuh>
 
@@ -226,9 +227,7 @@ PLEAT_KERNEL void __launch_bounds__(hopper::is_target ? grouped_threads : 32, 1)
 /// the kernel is empty, and bounded to fewer threads). Errors: cuda_error C20.
 template <Grouped Op, int Ctas>
 bool has_grouped_kernel() {
-  cudaFuncAttributes attributes = {};
-  check_cuda(cudaFuncGetAttributes(&attributes, grouped_kernel<Op, Ctas>), "grouped_kernel");
-  return attributes.maxThreadsPerBlock >= grouped_threads;
+  return hopper::is_built(grouped_kernel<Op, Ctas>, grouped_threads, "grouped_kernel");
 }
 
 /// On at most `ctas` CTAs, but one cluster, and at most one CTA per multiprocessor; 0: all. Errors: cuda_error C20.
