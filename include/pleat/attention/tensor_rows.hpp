@@ -12,8 +12,8 @@ namespace pleat::inline v0::detail {
 /// The tokens `rows` of a tensor [batch, tokens, ...], as a view.
 inline TensorRef token_rows(const TensorRef& t, TokenSpan rows) {
   auto* data = static_cast<std::byte*>(t.data());
-  TensorRef view(data + rows.begin * t.stride(1) * static_cast<std::int64_t>(size_bytes(t.dtype())), t.dtype(), {},
-                 t.device());
+  if (t.elems() != 0) data += rows.begin * t.stride(1) * static_cast<std::int64_t>(size_bytes(t.dtype()));
+  TensorRef view(data, t.dtype(), {}, t.device());
   for (int axis = 0; axis < t.rank(); ++axis)
     view.push_extent(axis == 1 ? rows.size() : t.extent(axis), t.stride(axis));
   return view;

@@ -35,7 +35,7 @@ struct Catalog {
   std::map<std::string, std::int64_t> values;
   Links links = Links::refuse;
 
-  std::string path(int file) const { return folder + '/' + files[static_cast<std::size_t>(file)].name; }
+  std::string path(int file) const { return path_in(folder, files[static_cast<std::size_t>(file)].name); }
 };
 
 /// What a chunk is called in its file: as the tensor when it is all of it, else with the range of elements behind it.

@@ -37,6 +37,13 @@ inline void check_plain_name(const std::string& name, const std::string& where) 
   }
 }
 
+/// `folder/name`.
+inline std::string path_in(const std::string& folder, std::string_view name) {
+  std::string path = folder;
+  path += '/';
+  return path += name;
+}
+
 /// An open file, owned. Errors of all calls: checkpoint_error K07, with the system's text.
 class File {
  public:
@@ -123,7 +130,7 @@ inline void rename(const std::string& from, const std::string& to) {
 }
 /// Writes `parts` to `folder/name`, so that whoever sees the name sees the whole file, also after a loss of power.
 inline void write_whole(const std::string& folder, const std::string& name, std::span<const std::string_view> parts) {
-  const std::string path = folder + '/' + name, unfinished = path + ".unfinished";
+  const std::string path = path_in(folder, name), unfinished = path + ".unfinished";
   {
     const File file = File::create(unfinished);
     for (const std::string_view part : parts) file.write(part.data(), part.size());
@@ -164,7 +171,7 @@ inline std::vector<std::string> names_in(const std::string& path) {
 /// Removes a folder of files.
 inline void remove_folder(const std::string& path) {
   for (const std::string& name : names_in(path)) {
-    const std::string file = path + '/' + name;
+    const std::string file = path_in(path, name);
     if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail_system("unlink", file);
   }
   if (::rmdir(path.c_str()) != 0 && errno != ENOENT) fail_system("rmdir", path);

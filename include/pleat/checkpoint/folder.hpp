@@ -45,7 +45,7 @@ inline void clean(const std::string& root) {
   for (const std::string& name : names_in(root)) {
     const bool left =
         name.starts_with("step-") && (name.find(unfinished_mark) != std::string::npos || name.ends_with(removed_mark));
-    if (left) remove_folder(root + '/' + name);
+    if (left) remove_folder(path_in(root, name));
   }
 }
 /// Removes all checkpoints but the newest `keep`; one that is removed partly is none any more.

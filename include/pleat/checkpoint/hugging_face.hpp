@@ -112,7 +112,7 @@ inline Catalog open_hugging_face(const std::string& folder) {
   Catalog catalog;
   catalog.folder = folder;
   catalog.links = Links::follow;
-  const std::string index = "model.safetensors.index.json", where = folder + '/' + index;
+  const std::string index = "model.safetensors.index.json", where = path_in(folder, index);
   std::map<std::string, std::string> file_of;
   std::set<std::string> names;
   if (exists(where)) {
@@ -133,7 +133,7 @@ inline Catalog open_hugging_face(const std::string& folder) {
   }
   for (const std::string& name : names) {
     const int file = static_cast<int>(catalog.files.size());
-    catalog.files.push_back({name, File::read(folder + '/' + name, catalog.links).size_bytes()});
+    catalog.files.push_back({name, File::read(path_in(folder, name), catalog.links).size_bytes()});
     const SafetensorsHeader header = read_header(catalog.path(file), catalog.links);
     for (const auto& [tensor, entry] : header.tensors) {
       CatalogTensor made{entry.dtype, entry.shape};

@@ -123,7 +123,7 @@ inline std::string make_index(const Catalog& catalog) {
 
 /// The catalog that an index says, checked. Errors: checkpoint_error K01, K03, K04, K06.
 inline Catalog parse_index(std::string_view text, const std::string& folder) {
-  const std::string where = folder + '/' + index_name;
+  const std::string where = path_in(folder, index_name);
   Catalog catalog;
   catalog.folder = folder;
   std::string format;
@@ -193,7 +193,7 @@ inline Catalog parse_index(std::string_view text, const std::string& folder) {
 /// The catalog of the checkpoint in `folder`, from its index alone. Errors: checkpoint_error K01, K02, K03, K04, K06,
 /// K07.
 inline Catalog open(const std::string& folder) {
-  return parse_index(read_text(folder + '/' + index_name, Links::refuse, max_index_bytes), folder);
+  return parse_index(read_text(path_in(folder, index_name), Links::refuse, max_index_bytes), folder);
 }
 
 }  // namespace pleat::inline v0::checkpoint

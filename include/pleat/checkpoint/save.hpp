@@ -2,12 +2,12 @@
 // checkpoint.
 #pragma once
 
-#include <time.h>
-
 #include <array>
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <pleat/checkpoint/folder.hpp>
@@ -84,7 +84,7 @@ class Saver {
     catalog.values = values;
     catalog.values["step"] = step;
     for (const CatalogFile& file : catalog.files) {
-      wait_for(folder + '/' + file.name, static_cast<std::int64_t>(file.size_bytes), deadline_s);
+      wait_for(path_in(folder, file.name), static_cast<std::int64_t>(file.size_bytes), deadline_s);
     }
     const std::string index = make_index(catalog);
     write_whole(folder, index_name, std::array{std::string_view(index)});
@@ -134,8 +134,7 @@ class Saver {
                                " did not come before the deadline; its rank failed, or ranks "
                                "differ in root, run or model");
       }
-      const timespec pause{0, static_cast<long>(pause_s * 1e9)};
-      ::nanosleep(&pause, nullptr);
+      std::this_thread::sleep_for(std::chrono::duration<double>(pause_s));
     }
   }
 
