@@ -9,5 +9,6 @@
 #include <pleat/mesh/communicator_plan.hpp>
 #include <pleat/moe.hpp>
 #include <pleat/optim.hpp>
+#include <pleat/pipeline.hpp>
 #include <pleat/tensor.hpp>
 #include <pleat/version.hpp>

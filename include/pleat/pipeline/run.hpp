@@ -1,0 +1,224 @@
+// The executor of schedules: one rank's operations and transfers, in order, on the caller's streams and model.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include <pleat/comm/group_comm.hpp>
+#include <pleat/comm/memory.hpp>
+#include <pleat/core/streams.hpp>
+#include <pleat/pipeline/plan.hpp>
+#include <pleat/tensor/tensor_ref.hpp>
+
+namespace pleat::inline v0::pipeline {
+
+/// The forward of one stage on one micro-batch: `input` [rows, hidden] -> `output` [rows, hidden]. The first stage has
+/// no input (a null pointer and 0 rows) and reads the micro-batch itself; the last has no output and computes the loss.
+struct ForwardCall {
+  int stage = 0;
+  int chunk = 0;
+  int micro_batch = 0;
+  TensorRef input;
+  TensorRef output;
+};
+/// Its backward: `output_gradient` [rows, hidden] -> `input_gradient` [rows, hidden]; the last stage has no output
+/// gradient, the first no input gradient. `input` and `output_gradient` stay unchanged until the call that makes the
+/// gradients of the weights has been issued, so that a model may refer to them instead of keeping copies.
+struct BackwardCall {
+  int stage = 0;
+  int chunk = 0;
+  int micro_batch = 0;
+  TensorRef input;
+  TensorRef output_gradient;
+  TensorRef input_gradient;
+};
+
+/// What a rank computes: all of its stages. Calls enqueue work on `s`, or on streams of their own that `s` waits for
+/// before the call returns; outputs are overwritten, gradients of weights added to what earlier micro-batches gave.
+/// - `backward`: both gradients; `input_backward` and, later, `weight_backward`: the same in two passes.
+///   weight_backward has no input_gradient to write.
+/// - optional `overlapped(s, f, b)`: the forward of one micro-batch beside the backward of another; the model
+///   interleaves the two so that one computes while the other communicates. Without it they run one after the other.
+template <class M, class Stream>
+concept stage_model = requires(M& model, Stream s, const ForwardCall& f, const BackwardCall& b) {
+  model.forward(s, f);
+  model.backward(s, b);
+  model.input_backward(s, b);
+  model.weight_backward(s, b);
+};
+
+/// Sees when ops run: `before(op, s)` and `after(op, s)` with the op's index, around what it enqueues on `s`.
+struct NoObserver {
+  template <class Stream>
+  void before(int /*op*/, Stream) const noexcept {}
+  template <class Stream>
+  void after(int /*op*/, Stream) const noexcept {}
+};
+
+/// A schedule bound to the pp group. Every rank of the group calls `run` in the same order. Transfers run on
+/// `streams.comm`, beside the ops on `streams.compute`, which waits only for what it reads.
+template <executor Executor, communicator Comm>
+class Pipeline {
+ public:
+  using Stream = typename Executor::stream_type;
+
+  /// See `bind`.
+  Pipeline(Plan plan, const Executor& executor, const GroupComm<Comm>& pp, Block scratch)
+      : plan_(std::move(plan)),
+        executor_(executor),
+        pp_(pp),
+        memory_(Carver(scratch).take_bytes(checked_bytes())),
+        computed_(executor.make_event()),
+        layout_(detail::boundary_layout(plan_.schedule, plan_.shape, pp.rank())) {
+    for (std::size_t i = 0; i < program().batches.size(); ++i) transferred_.push_back(executor.make_event());
+  }
+
+  const Plan& plan() const { return plan_; }
+
+  /// One step: all passes of all micro-batches, with the rows of the plan. `model` is called as `stage_model` says.
+  /// Errors: what the model throws, and comm_error; when one rank fails, all end.
+  template <stage_model<Stream> Model, class Observer = NoObserver>
+  void run(const Streams<Stream>& streams, Model& model, Observer&& observer = {}) {
+    step(streams, model, observer, layout_, plan_.shape);
+  }
+  /// The same with other rows, the same ones on every rank, as long as they need no more memory than the plan. Errors:
+  /// shape_error P04, P08, on every rank alike and before anything is sent.
+  template <stage_model<Stream> Model, class Observer = NoObserver>
+  void run(const Streams<Stream>& streams, std::span<const std::int64_t> rows, Model& model, Observer&& observer = {}) {
+    const Shape shape{plan_.shape.hidden, plan_.shape.dtype, {rows.begin(), rows.end()}};
+    detail::check_rows(plan_.schedule, shape.rows);
+    const bool is_within = std::equal(rows.begin(), rows.end(), plan_.shape.rows.begin(), std::less_equal<>());
+    if (is_within) return step(streams, model, observer, layout_, shape);  // each tensor fits where it was planned
+    if (const std::size_t bytes = detail::boundary_bytes(plan_.schedule, shape); bytes > plan_.boundary_bytes) {
+      fail<shape_error>("pleat[P08]: tensors between stages need ", bytes,
+                        " bytes with these rows, and were planned for ", plan_.boundary_bytes,
+                        "; plan with the largest micro-batches");
+    }
+    step(streams, model, observer, detail::boundary_layout(plan_.schedule, shape, pp_.rank()), shape);
+  }
+  /// Throws what a call could not: nothing here depends on data, so there is no sticky status and this never throws.
+  void check() const noexcept {}
+
+ private:
+  const Program& program() const { return plan_.schedule.programs[static_cast<std::size_t>(pp_.rank())]; }
+  std::size_t checked_bytes() const {
+    if (pp_.size() != plan_.schedule.placement.ranks) {
+      fail<shape_error>("pleat[P03]: a schedule of ", plan_.schedule.placement.ranks,
+                        " ranks was bound to a pp group of ", pp_.size());
+    }
+    return plan_.boundary_bytes;
+  }
+
+  template <class Model, class Observer>
+  void step(const Streams<Stream>& streams, Model& model, Observer& observer, const detail::BoundaryLayout& layout,
+            const Shape& shape) {
+    const Program& mine = program();
+    std::size_t batch = 0;
+    const auto enter_batches = [&](std::size_t op) {
+      for (; batch < mine.batches.size() && static_cast<std::size_t>(mine.batches[batch].before) <= op; ++batch) {
+        exchange(streams, batch, layout, shape);
+      }
+    };
+    for (std::size_t i = 0; i < mine.ops.size(); ++i) {
+      enter_batches(i);
+      if (const int needed = layout.waits_for[i]; needed >= 0) {
+        executor_.wait(streams.compute, transferred_[static_cast<std::size_t>(needed)]);
+      }
+      observer.before(static_cast<int>(i), streams.compute);
+      run_op(streams.compute, mine.ops[i], model, layout, shape);
+      observer.after(static_cast<int>(i), streams.compute);
+    }
+    enter_batches(mine.ops.size());
+    // What follows on compute may overwrite the scratch that the last sends read.
+    if (!transferred_.empty()) executor_.wait(streams.compute, transferred_.back());
+  }
+
+  void exchange(const Streams<Stream>& streams, std::size_t batch, const detail::BoundaryLayout& layout,
+                const Shape& shape) {
+    sends_.clear();
+    receives_.clear();
+    for (const Transfer& t : program().batches[batch].transfers) {
+      const std::size_t elems = shape.elems(t.what.micro_batch);
+      if (elems == 0) continue;  // both sides know
+      std::byte* data = address(layout, t.what);
+      t.is_send ? sends_.push_back({data, elems, t.peer}) : receives_.push_back({data, elems, t.peer});
+    }
+    // The ops so far have made what is sent, and read for the last time what is received over.
+    executor_.record(computed_, streams.compute);
+    executor_.wait(streams.comm, computed_);
+    if (!sends_.empty() || !receives_.empty()) pp_.exchange(sends_, receives_, shape.dtype, streams.comm);
+    executor_.record(transferred_[batch], streams.comm);
+  }
+
+  template <class Model>
+  void run_op(Stream s, const Op& op, Model& model, const detail::BoundaryLayout& layout, const Shape& shape) {
+    const Placement& placement = plan_.schedule.placement;
+    const auto tensor = [&](Payload payload, int stage, int micro_batch) {
+      const Boundary what{payload, stage, micro_batch};
+      const bool exists = placement.exists(what);
+      const std::int64_t rows = exists ? shape.rows[static_cast<std::size_t>(micro_batch)] : 0;
+      return TensorRef(exists ? address(layout, what) : nullptr, shape.dtype, {rows, shape.hidden}, executor_.device());
+    };
+    const auto forward = [&] {
+      const auto [chunk, i] = op.forward;
+      const int stage = placement.stage(pp_.rank(), chunk);
+      return ForwardCall{stage, chunk, i, tensor(Payload::activation, stage - 1, i),
+                         tensor(Payload::activation, stage, i)};
+    };
+    const auto backward = [&] {
+      const auto [chunk, i] = op.backward;
+      const int stage = placement.stage(pp_.rank(), chunk);
+      return BackwardCall{stage,
+                          chunk,
+                          i,
+                          tensor(Payload::activation, stage - 1, i),
+                          tensor(Payload::gradient, stage + 1, i),
+                          tensor(Payload::gradient, op.has_input_gradient() ? stage : -1, i)};
+    };
+    switch (op.kind) {
+      case OpKind::forward:
+        return static_cast<void>(model.forward(s, forward()));
+      case OpKind::backward:
+        return static_cast<void>(model.backward(s, backward()));
+      case OpKind::input_backward:
+        return static_cast<void>(model.input_backward(s, backward()));
+      case OpKind::weight_backward:
+        return static_cast<void>(model.weight_backward(s, backward()));
+      case OpKind::overlapped:
+        if constexpr (requires { model.overlapped(s, forward(), backward()); }) {
+          model.overlapped(s, forward(), backward());
+        } else {
+          model.forward(s, forward());
+          model.backward(s, backward());
+        }
+    }
+  }
+  std::byte* address(const detail::BoundaryLayout& layout, const Boundary& what) const {
+    return memory_ + layout.offsets[static_cast<std::size_t>(plan_.schedule.index(what))];
+  }
+
+  Plan plan_;
+  Executor executor_;
+  GroupComm<Comm> pp_;
+  std::byte* memory_;
+  typename Executor::event_type computed_;
+  std::vector<typename Executor::event_type> transferred_;  // [batches]
+  detail::BoundaryLayout layout_;                           // of the plan's rows
+  std::vector<Send> sends_;
+  std::vector<Recv> receives_;
+};
+
+/// Binds a plan to the pp group, whose ranks are the pipeline's in order. `pp` and `memory.scratch`, of
+/// `plan.footprint().scratch` bytes, must outlive the result. Makes events; nothing is communicated. Errors:
+/// shape_error P03 (the group's size), T02 (a block too small).
+template <executor Executor, communicator Comm, class Arena>
+Pipeline<Executor, Comm> bind(Plan plan, const Executor& executor, const GroupComm<Comm>& pp,
+                              const Memory<Arena>& memory) {
+  return Pipeline<Executor, Comm>(std::move(plan), executor, pp, memory.scratch);
+}
+
+}  // namespace pleat::inline v0::pipeline

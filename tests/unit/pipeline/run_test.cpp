@@ -1,0 +1,437 @@
+// The executor: training steps over ranks against the same model on one rank, in float64; failures; streams.
+#include <doctest/doctest.h>
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+
+#include <pleat/comm/run_ranks.hpp>
+#include <pleat/comm/thread_arena.hpp>
+#include <pleat/core/host/buffer.hpp>
+#include <pleat/pipeline.hpp>
+
+#include "support/deferred_device.hpp"
+
+using namespace pleat::pipeline;
+using pleat::DType;
+using testing_support::DeferredStream;
+
+namespace {
+
+constexpr int hidden = 5;
+
+/// A step of layers y = tanh(x w), one per stage, with the loss sum of c * y of the last.
+struct Problem {
+  std::vector<std::vector<double>> weights;  // [stages][hidden, hidden]
+  std::vector<std::vector<double>> inputs;   // [micro_batches][rows, hidden]
+  std::vector<std::vector<double>> targets;  // c, the same
+  std::vector<std::int64_t> rows;
+
+  Problem(int stages, std::vector<std::int64_t> rows_of, unsigned seed) : rows(std::move(rows_of)) {
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<double> any(-1, 1);
+    const auto draw = [&](std::int64_t n) {
+      std::vector<double> values(static_cast<std::size_t>(n));
+      for (double& v : values) v = any(random);
+      return values;
+    };
+    for (int s = 0; s < stages; ++s) weights.push_back(draw(hidden * hidden));
+    for (const std::int64_t n : rows) {
+      inputs.push_back(draw(n * hidden));
+      targets.push_back(draw(n * hidden));
+    }
+  }
+};
+
+struct Result {
+  double loss = 0;
+  std::map<int, std::vector<double>> gradients;  // by stage
+};
+
+// y = tanh(x w), x [rows, hidden]
+void layer_forward(std::int64_t rows, const double* x, const double* w, double* y) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int j = 0; j < hidden; ++j) {
+      double sum = 0;
+      for (int i = 0; i < hidden; ++i) sum += x[r * hidden + i] * w[i * hidden + j];
+      y[r * hidden + j] = std::tanh(sum);
+    }
+  }
+}
+// dz = dy (1 - y^2)
+std::vector<double> through_tanh(std::int64_t rows, const double* dy, const double* y) {
+  std::vector<double> dz(static_cast<std::size_t>(rows * hidden));
+  for (std::size_t i = 0; i < dz.size(); ++i) dz[i] = dy[i] * (1 - y[i] * y[i]);
+  return dz;
+}
+void layer_input_gradient(std::int64_t rows, const std::vector<double>& dz, const double* w, double* dx) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int i = 0; i < hidden; ++i) {
+      double sum = 0;
+      for (int j = 0; j < hidden; ++j) sum += dz[static_cast<std::size_t>(r * hidden + j)] * w[i * hidden + j];
+      dx[r * hidden + i] = sum;
+    }
+  }
+}
+void layer_weight_gradient(std::int64_t rows, const double* x, const std::vector<double>& dz, double* dw) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int i = 0; i < hidden; ++i) {
+      for (int j = 0; j < hidden; ++j) {
+        dw[i * hidden + j] += x[r * hidden + i] * dz[static_cast<std::size_t>(r * hidden + j)];
+      }
+    }
+  }
+}
+
+Result on_one_rank(const Problem& p) {
+  Result result;
+  const std::size_t stages = p.weights.size();
+  for (std::size_t s = 0; s < stages; ++s) result.gradients[static_cast<int>(s)].resize(hidden * hidden);
+  for (std::size_t m = 0; m < p.rows.size(); ++m) {
+    std::vector<std::vector<double>> x{p.inputs[m]};
+    for (std::size_t s = 0; s < stages; ++s) {
+      x.emplace_back(x.back().size());
+      layer_forward(p.rows[m], x[s].data(), p.weights[s].data(), x[s + 1].data());
+    }
+    for (std::size_t i = 0; i < x.back().size(); ++i) result.loss += p.targets[m][i] * x.back()[i];
+    std::vector<double> dy = p.targets[m];
+    for (std::size_t s = stages; s-- > 0;) {
+      const std::vector<double> dz = through_tanh(p.rows[m], dy.data(), x[s + 1].data());
+      layer_weight_gradient(p.rows[m], x[s].data(), dz, result.gradients[static_cast<int>(s)].data());
+      layer_input_gradient(p.rows[m], dz, p.weights[s].data(), dy.data());
+    }
+  }
+  return result;
+}
+
+/// Work of the model: at once on the host, when the stream gets there on the deferred device.
+void enqueue(pleat::HostStream, const std::function<void()>& work) {
+  work();
+}
+void enqueue(DeferredStream s, std::function<void()> work) {
+  s.run(std::move(work));
+}
+
+/// The stages of one rank. Keeps its own outputs; refers to inputs and output gradients, as it may.
+class Stages {
+ public:
+  Stages(const Problem& p, int stages) : p_(p), last_(stages - 1) {}
+
+  template <class Stream>
+  void forward(Stream s, const ForwardCall& f) {
+    const auto m = static_cast<std::size_t>(f.micro_batch);
+    REQUIRE((f.stage == 0) == (f.input.data() == nullptr));
+    REQUIRE((f.stage == last_) == (f.output.data() == nullptr));
+    REQUIRE(f.output.extent(0) == (f.stage == last_ ? 0 : p_.rows[m]));
+    enqueue(s, [=, this] {
+      const double* x = f.stage == 0 ? p_.inputs[m].data() : f.input.template as<double>();
+      std::vector<double>& y = outputs_[{f.stage, f.micro_batch}];
+      y.resize(static_cast<std::size_t>(p_.rows[m] * hidden));
+      layer_forward(p_.rows[m], x, p_.weights[static_cast<std::size_t>(f.stage)].data(), y.data());
+      if (f.stage != last_) {
+        std::copy(y.begin(), y.end(), f.output.template as<double>());
+      } else {
+        for (std::size_t i = 0; i < y.size(); ++i) result.loss += p_.targets[m][i] * y[i];
+      }
+    });
+  }
+  template <class Stream>
+  void backward(Stream s, const BackwardCall& b) {
+    input_backward(s, b);
+    weight_backward(s, b);
+  }
+  template <class Stream>
+  void input_backward(Stream s, const BackwardCall& b) {
+    REQUIRE((b.stage == 0) == (b.input_gradient.data() == nullptr));
+    if (b.stage == 0) return;
+    enqueue(s, [=, this] {
+      layer_input_gradient(rows(b), dz(b), p_.weights[static_cast<std::size_t>(b.stage)].data(),
+                           b.input_gradient.template as<double>());
+    });
+  }
+  template <class Stream>
+  void weight_backward(Stream s, const BackwardCall& b) {
+    enqueue(s, [=, this] {
+      std::vector<double>& dw = result.gradients[b.stage];
+      dw.resize(hidden * hidden);
+      const double* x =
+          b.stage == 0 ? p_.inputs[static_cast<std::size_t>(b.micro_batch)].data() : b.input.template as<double>();
+      layer_weight_gradient(rows(b), x, dz(b), dw.data());
+    });
+  }
+
+  Result result;
+
+ private:
+  std::int64_t rows(const BackwardCall& b) const { return p_.rows[static_cast<std::size_t>(b.micro_batch)]; }
+  std::vector<double> dz(const BackwardCall& b) const {
+    const double* dy = b.stage == last_ ? p_.targets[static_cast<std::size_t>(b.micro_batch)].data()
+                                        : b.output_gradient.template as<double>();
+    return through_tanh(rows(b), dy, outputs_.at({b.stage, b.micro_batch}).data());
+  }
+
+  const Problem& p_;
+  int last_;
+  std::map<std::pair<int, int>, std::vector<double>> outputs_;
+};
+
+/// The same with a hook for pairs.
+struct PairedStages : Stages {
+  using Stages::Stages;
+  template <class Stream>
+  void overlapped(Stream s, const ForwardCall& f, const BackwardCall& b) {
+    ++pairs;
+    input_backward(s, b);  // in an order of its own
+    forward(s, f);
+    weight_backward(s, b);
+  }
+  int pairs = 0;
+};
+
+void check_same(const Result& got, const Result& want) {
+  CHECK(std::abs(got.loss - want.loss) <= 1e-9 * (1 + std::abs(want.loss)));
+  REQUIRE(got.gradients.size() == want.gradients.size());
+  for (const auto& gradient : want.gradients) {
+    const int stage = gradient.first;
+    const std::vector<double>& expected = gradient.second;
+    double difference = 0, size = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      difference += std::pow(got.gradients.at(stage)[i] - expected[i], 2);
+      size += expected[i] * expected[i];
+    }
+    CAPTURE(stage);
+    CHECK(std::sqrt(difference) <= 1e-9 * std::sqrt(size));
+  }
+}
+void merge(Result& all, const Result& one) {
+  all.loss += one.loss;
+  for (const auto& [stage, gradient] : one.gradients) CHECK(all.gradients.emplace(stage, gradient).second);
+}
+
+std::vector<std::int64_t> ragged(int micro_batches, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int64_t> rows;
+  for (int m = 0; m < micro_batches; ++m) rows.push_back(static_cast<std::int64_t>(1 + random() % 60));
+  rows[1] = 0;
+  return rows;
+}
+
+pleat::Memory<pleat::HostArena> scratch_of(const pleat::HostBuffer& buffer) {
+  return {.scratch = buffer.block()};
+}
+
+/// A step planned for `p`, and one of `again` by the same operation. Both results, of all ranks together.
+template <class Model>
+std::vector<Result> run_on_ranks(const Schedule& schedule, const Problem& p, const Problem* again = nullptr) {
+  std::vector<std::vector<Result>> results(schedule.programs.size());
+  pleat::run_ranks(schedule.placement.ranks, [&](pleat::ThreadComm& world) {
+    const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
+    const pleat::HostBuffer scratch(planned.footprint().scratch, 0xff);
+    auto op = bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch));
+    Model model(p, schedule.placement.stages());
+    op.run({}, model);
+    op.check();
+    auto& mine = results[static_cast<std::size_t>(world.rank())];
+    mine.push_back(model.result);
+    if (again != nullptr) {
+      Model second(*again, schedule.placement.stages());
+      op.run({}, again->rows, second);
+      mine.push_back(second.result);
+    }
+  });
+  std::vector<Result> all(results[0].size());
+  for (const auto& rank : results) {
+    for (std::size_t i = 0; i < all.size(); ++i) merge(all[i], rank[i]);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("loss and every gradient are those of one rank") {
+  const unsigned seed = std::random_device{}();
+  CAPTURE(seed);
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+      for (const int extra : {0, 3}) {
+        const int micro_batches = 2 * ranks + extra;
+        const Schedule schedule = make_schedule(kind, ranks, micro_batches);
+        CAPTURE(name_of(kind));
+        CAPTURE(ranks);
+        const int stages = schedule.placement.stages();
+        const std::vector<std::int64_t> even(static_cast<std::size_t>(micro_batches), 3);
+        const Problem p(stages, extra == 0 ? even : ragged(micro_batches, seed), seed);
+        std::vector<std::int64_t> shorter = p.rows;
+        for (std::int64_t& rows : shorter) rows -= rows / 3;
+        const Problem again(stages, shorter, seed + 1);
+        const std::vector<Result> got = run_on_ranks<Stages>(schedule, p, &again);
+        check_same(got[0], on_one_rank(p));
+        check_same(got[1], on_one_rank(again));
+      }
+    }
+  }
+}
+
+TEST_CASE("rows that are longer here and shorter there find other places in the same memory") {
+  const Schedule schedule = make_schedule(Kind::dualpipe_v, 2, 4);
+  const Problem p(4, {64, 64, 64, 64}, 1), again(4, {1, 65, 1, 1}, 2);
+  check_same(run_on_ranks<Stages>(schedule, p, &again)[1], on_one_rank(again));
+}
+
+TEST_CASE("fewer micro-batches than ranks, where a schedule takes them") {
+  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v}) {
+    const Schedule schedule = make_schedule(kind, 4, 2);
+    const Problem p(schedule.placement.stages(), {4, 7}, 3);
+    check_same(run_on_ranks<Stages>(schedule, p)[0], on_one_rank(p));
+  }
+}
+
+TEST_CASE("a model gets the pairs of DualPipeV") {
+  const Schedule schedule = make_schedule(Kind::dualpipe_v, 3, 7);
+  const Problem p(6, ragged(7, 5), 5);
+  check_same(run_on_ranks<PairedStages>(schedule, p)[0], on_one_rank(p));
+  std::vector<int> pairs(3);
+  pleat::run_ranks(3, [&](pleat::ThreadComm& world) {
+    const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
+    const pleat::HostBuffer scratch(planned.footprint().scratch);
+    PairedStages model(p, 6);
+    bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch)).run({}, model);
+    pairs[static_cast<std::size_t>(world.rank())] = model.pairs;
+  });
+  for (std::size_t r = 0; r < 3; ++r) {
+    const Order& ops = schedule.programs[r].ops;
+    CHECK(pairs[r] > 0);
+    CHECK(pairs[r] ==
+          std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::overlapped; }));
+  }
+}
+
+TEST_CASE("an observer sees each op, in order") {
+  const Schedule schedule = make_schedule(Kind::zb_v, 1, 2);
+  const Problem p(2, {1, 2}, 1);
+  struct {
+    std::vector<int> seen;
+    void before(int op, pleat::HostStream) { seen.push_back(op); }
+    void after(int op, pleat::HostStream) { CHECK(seen.back() == op); }
+  } observer;
+  pleat::ThreadComm world = pleat::single_rank();
+  const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
+  const pleat::HostBuffer scratch(planned.footprint().scratch);
+  Stages model(p, 2);
+  bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch)).run({}, model, observer);
+  CHECK(observer.seen.size() == schedule.programs[0].ops.size());
+  CHECK(observer.seen.back() == static_cast<int>(observer.seen.size()) - 1);
+}
+
+namespace {
+struct FailingStages : Stages {
+  using Stages::Stages;
+  template <class Stream>
+  void forward(Stream s, const ForwardCall& f) {
+    if (f.stage == 2 && f.micro_batch == 3) throw std::runtime_error("a layer broke");
+    Stages::forward(s, f);
+  }
+};
+}  // namespace
+
+TEST_CASE("a rank that fails ends the step on every rank") {
+  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+    const Schedule schedule = make_schedule(kind, 4, 8);
+    const Problem p(schedule.placement.stages(), std::vector<std::int64_t>(8, 2), 1);
+    CHECK_THROWS_WITH_AS(run_on_ranks<FailingStages>(schedule, p), doctest::Contains("a layer broke"),
+                         pleat::rank_error);
+  }
+}
+
+TEST_CASE("what a plan does not fit is refused, on every rank alike") {
+  using doctest::Contains;
+  const Schedule schedule = make_schedule(Kind::one_f_one_b, 2, 2);
+  CHECK_THROWS_WITH(plan(schedule, {hidden, DType::f64, {1}}), Contains("pleat[P04]: rows of 1 micro-batches"));
+  CHECK_THROWS_WITH(plan(schedule, {hidden, DType::f64, {1, -1}}), Contains("[P04]"));
+  CHECK_THROWS_WITH(plan(schedule, {0, DType::f64, {1, 1}}), Contains("pleat[P04]: hidden=0"));
+  const Problem p(2, {8, 8}, 1), longer(2, {8, 99}, 1);
+  CHECK_THROWS_WITH_AS(run_on_ranks<Stages>(schedule, p, &longer), Contains("pleat[P08]: tensors between stages need"),
+                       pleat::shape_error);
+  pleat::ThreadComm alone = pleat::single_rank();
+  CHECK_THROWS_WITH(bind(plan(schedule, {hidden, DType::f64, {8, 8}}), pleat::HostExecutor(), pleat::GroupComm(alone),
+                         scratch_of({})),
+                    Contains("pleat[P03]: a schedule of 2 ranks was bound to a pp group of 1"));
+}
+
+namespace {
+/// Point-to-point batches of ranks that one thread plays on deferred streams, by rendezvous: a send reads its tensor
+/// when the receiver takes it, and the sender's stream goes on only then.
+class DeferredMail : public testing_support::DeferredComm {
+ public:
+  struct Post {
+    const std::byte* data;
+    std::size_t bytes;
+    std::shared_ptr<int> untaken;
+  };
+  using Lanes = std::map<std::pair<int, int>, std::deque<Post>>;  // by (from, to)
+
+  DeferredMail(Lanes& lanes, int rank, int size) : DeferredComm(rank, size), lanes_(&lanes) {}
+  DeferredMail split(int, int) { pleat::fail<pleat::comm_error>("no split"); }
+  void exchange(std::span<const pleat::Send> tx, std::span<const pleat::Recv> rx, DType dtype, DeferredStream s) {
+    auto untaken = std::make_shared<int>(static_cast<int>(tx.size()));
+    s.run([=, lanes = lanes_, me = rank(), sends = std::vector(tx.begin(), tx.end())] {
+      for (const pleat::Send& send : sends) {
+        (*lanes)[{me, send.peer}].push_back(
+            {static_cast<const std::byte*>(send.data), send.elems * size_bytes(dtype), untaken});
+      }
+    });
+    for (const pleat::Recv& r : rx) {
+      s.enqueue([=, lanes = lanes_, me = rank()] {
+        std::deque<Post>& lane = (*lanes)[{r.peer, me}];
+        if (lane.empty()) return false;
+        REQUIRE(lane.front().bytes == r.elems * size_bytes(dtype));
+        std::copy_n(lane.front().data, lane.front().bytes, static_cast<std::byte*>(r.data));
+        --*lane.front().untaken;
+        lane.pop_front();
+        return true;
+      });
+    }
+    s.enqueue([untaken] { return *untaken == 0; });
+  }
+
+ private:
+  Lanes* lanes_;
+};
+static_assert(pleat::communicator<DeferredMail>);
+}  // namespace
+
+TEST_CASE("streams are ordered: any timing of compute and transfers gives the same") {
+  const unsigned seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+    for (int repeat = 0; repeat < 8; ++repeat) {
+      constexpr int ranks = 4;
+      const int micro_batches = 8 + static_cast<int>(random() % 4);
+      const Schedule schedule = make_schedule(kind, ranks, micro_batches);
+      const Problem p(schedule.placement.stages(), ragged(micro_batches, random()), random());
+      testing_support::DeferredWorld device(ranks, 0);
+      DeferredMail::Lanes lanes;
+      std::deque<DeferredMail> comms;
+      std::deque<Stages> models;
+      std::deque<pleat::HostBuffer> scratches;
+      std::deque<Pipeline<testing_support::DeferredExecutor, DeferredMail>> ops;
+      for (int r = 0; r < ranks; ++r) {
+        const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
+        scratches.emplace_back(planned.footprint().scratch, static_cast<unsigned char>(0xff));
+        ops.push_back(bind(planned, testing_support::DeferredExecutor(),
+                           pleat::GroupComm(comms.emplace_back(lanes, r, ranks)), scratch_of(scratches.back())));
+        models.emplace_back(p, schedule.placement.stages());
+        const DeferredStream compute = device.make_stream();
+        ops.back().run({compute, device.make_stream()}, models.back());
+        std::byte* const first = scratches.back().data();  // what follows on compute may use the scratch
+        compute.run([first, bytes = scratches.back().size_bytes()] { std::fill_n(first, bytes, std::byte{0xff}); });
+      }
+      device.run(random);
+      Result all;
+      for (const Stages& model : models) merge(all, model.result);
+      check_same(all, on_one_rank(p));
+    }
+  }
+}
