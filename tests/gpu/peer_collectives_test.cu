@@ -20,9 +20,11 @@ using Collectives = pleat::PeerCollectives<pleat::CudaExecutor, MappedPeers, ple
 using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, MappedPeers, pleat::MappedSums>;
 
 constexpr std::size_t most_bytes = std::size_t{128} << 10;
-constexpr pleat::TransferTable table{.stores = {{{std::size_t{1} << 10, 1}, {std::size_t{16} << 10, 4}}},
-                                     .beside_bytes = std::size_t{48} << 10,
-                                     .sums = {{{std::size_t{4} << 10, 2}, {std::size_t{32} << 10, 5}}}};
+/// The grids of the library's table and small ones, for small blocks.
+constexpr pleat::TransferTable table{
+    .stores = {{{1000, 1}, {std::size_t{4} << 10, 4}, {std::size_t{8} << 10, 32}, {std::size_t{16} << 10, 64}}},
+    .beside_bytes = std::size_t{48} << 10,
+    .sums = {{{std::size_t{1} << 10, 2}, {std::size_t{4} << 10, 32}, {std::size_t{32} << 10, 64}}}};
 
 /// Byte `i` of what rank `from` brings to call `call`.
 __device__ std::uint8_t pattern(int from, std::uint32_t call, std::size_t i) {
@@ -139,7 +141,7 @@ struct Subject {
 /// All sizes and kinds of calls in a random order; results are looked at again before they are given back.
 std::string calls(Rank& site) {
   const int rounds = repeats(1500);
-  constexpr std::size_t sizes[] = {0, 1, 4, 100, 4096, 16384, 16388, 40000, 49152, 65537, most_bytes};
+  constexpr std::size_t sizes[] = {0, 1, 4, 100, 4096, 8000, 16384, 16388, 40000, 49152, 65537, most_bytes};
   Subject subject(site);
   struct InUse {
     const std::byte* out;
@@ -249,7 +251,7 @@ struct SumSubject {
 /// Sums of all sizes, by kernels that meet and by streams that do, with and without an input asked for ahead.
 std::string sums(Rank& site) {
   const int rounds = repeats(1500);
-  constexpr std::size_t sizes[] = {0, 1, 255, 1000, 1024, 1025, 8191, 8192, 8193, SumSubject::most};
+  constexpr std::size_t sizes[] = {0, 1, 255, 257, 1000, 1024, 1025, 8191, 8192, 8193, SumSubject::most};
   SumSubject subject(site);
   const Numbers numbers(rounds);
   std::mt19937 common(6), own(static_cast<unsigned>(site.rank));

@@ -165,11 +165,12 @@ Outcome check_ring(int ranks, double tolerance, testing_support::Watchdog& watch
   return outcome;
 }
 
-/// The rows of one backend. Returns how many failed.
+/// The rows of one backend, of templates whose names have `part`. Returns how many failed.
 template <class Backend>
-int check_templates(const char* backend, std::initializer_list<int> sizes) {
+int check_templates(const char* backend, std::initializer_list<int> sizes, const std::string& part = "") {
   int failed = 0;
   const auto row = [&](const char* what, int ranks, auto check) {
+    if (std::string(what).find(part) == std::string::npos) return;
     const auto start = std::chrono::steady_clock::now();
     testing_support::Watchdog watchdog(std::string(what) + " on " + backend + ", " + std::to_string(ranks) + " ranks",
                                        90s);

@@ -1,4 +1,5 @@
 // Two ranks with a GPU each, as threads or as processes: their memory mapped by each other, and a signal board each.
+// Where there is one GPU alone, threads share it.
 #pragma once
 
 #include <pleat/cuda/mapped_peers.hpp>
@@ -31,6 +32,10 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
+inline bool ranks_share_gpu() {
+  return pleat::cuda_device_count() == 1;
+}
+
 class Link {
  public:
   virtual ~Link() = default;
@@ -48,6 +53,14 @@ class ThreadLink final : public Link {
   explicit ThreadLink(ThreadPair& pair) : pair_(pair) {}
   void meet() override { pair_.barrier.arrive_and_wait(); }
   std::byte* map_peer(int rank, std::byte* mine) override {
+    if (!ranks_share_gpu()) map_devices(rank);
+    pair_.blocks[rank] = mine;
+    meet();
+    return pair_.blocks[1 - rank];
+  }
+
+ private:
+  void map_devices(int rank) {
     require(!pleat::maps_memory_of(rank, 1 - rank), "the ranks of a new process do not map each other");
     meet();
     if (rank == 0) {
@@ -56,12 +69,8 @@ class ThreadLink final : public Link {
     }
     meet();
     require(pleat::maps_memory_of(rank, 1 - rank), "the ranks map each other");
-    pair_.blocks[rank] = mine;
-    meet();
-    return pair_.blocks[1 - rank];
   }
 
- private:
   ThreadPair& pair_;
 };
 class ProcessLink final : public Link {
@@ -97,7 +106,11 @@ class ProcessLink final : public Link {
 class Rank {
  public:
   Rank(Link& to_peer, int my_rank)
-      : link(to_peer), rank(my_rank), device_(my_rank), block_(data_bytes + flag_bytes), scratch_(64 << 10) {
+      : link(to_peer),
+        rank(my_rank),
+        device_(ranks_share_gpu() ? 0 : my_rank),
+        block_(data_bytes + flag_bytes),
+        scratch_(64 << 10) {
     check_cuda(cudaMemset(block_.data(), 0, block_.size_bytes()), "cudaMemset");
     check_cuda(cudaMemset(scratch_.data(), 0, scratch_.size_bytes()), "cudaMemset");
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

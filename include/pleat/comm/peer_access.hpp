@@ -48,4 +48,32 @@ concept symmetric_arena = requires(A& a, const A& k, const Group& group, std::si
   { a.open(group, bytes, channels) } -> peer_access;
 };
 
+namespace detail {
+
+/// In ring order from the next rank on, so that not all turn to the same peer first.
+template <class Peers, class F>
+void for_each_peer(const Peers& peers, F f) {
+  for (int i = 1; i < peers.size(); ++i) f(cyclic(peers.rank(), i, peers.size()));
+}
+/// One more signal to every peer on the channel; at once where the window can.
+template <class Peers>
+void signal_peers(Peers& peers, int channel, typename Peers::stream_type s) {
+  if constexpr (requires { peers.signal_peers(channel, s); }) {
+    peers.signal_peers(channel, s);
+  } else {
+    for_each_peer(peers, [&](int peer) { peers.signal(peer, channel, s); });
+  }
+}
+/// The next signal of every peer on the channel.
+template <class Peers>
+void await_peers(Peers& peers, int channel, typename Peers::stream_type s) {
+  if constexpr (requires { peers.await_peers(channel, s); }) {
+    peers.await_peers(channel, s);
+  } else {
+    for_each_peer(peers, [&](int peer) { peers.await(peer, channel, s); });
+  }
+}
+
+}  // namespace detail
+
 }  // namespace pleat::inline v0

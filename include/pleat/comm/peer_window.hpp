@@ -1,4 +1,4 @@
-// A group's window on the symmetric arena: how operations open it, and what they do with all their peers in turn.
+// A group's window on the symmetric arena: how operations open it.
 #pragma once
 
 #include <cstddef>
@@ -22,20 +22,6 @@ namespace detail {
 
 template <class Arena>
 using peers_of = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, 0));
-
-/// In ring order from the next rank on, so that not all turn to the same peer first.
-template <class Peers, class F>
-void for_each_peer(const Peers& peers, F f) {
-  for (int i = 1; i < peers.size(); ++i) f(cyclic(peers.rank(), i, peers.size()));
-}
-template <class Peers, class Stream>
-void signal_peers(Peers& peers, int channel, Stream s) {
-  for_each_peer(peers, [&](int peer) { peers.signal(peer, channel, s); });
-}
-template <class Peers, class Stream>
-void await_peers(Peers& peers, int channel, Stream s) {
-  for_each_peer(peers, [&](int peer) { peers.await(peer, channel, s); });
-}
 
 /// The window of an operation planned for `ranks` ranks. Errors: comm_error C29 for a group of another size and without
 /// an arena that reaches it; C08.

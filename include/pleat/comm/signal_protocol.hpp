@@ -104,8 +104,8 @@ inline constexpr int peer_barrier_channels = 2;
 template <peer_access Peers>
 void peer_barrier(Peers& peers, int channel, typename Peers::stream_type s) {
   for (int phase = 0; phase < peer_barrier_channels; ++phase) {
-    for (int i = 1; i < peers.size(); ++i) peers.signal((peers.rank() + i) % peers.size(), channel + phase, s);
-    for (int i = 1; i < peers.size(); ++i) peers.await((peers.rank() + i) % peers.size(), channel + phase, s);
+    detail::signal_peers(peers, channel + phase, s);
+    detail::await_peers(peers, channel + phase, s);
   }
 }
 

@@ -1,7 +1,10 @@
 // The functions of the CUDA driver that the runtime does not offer: a stream's writes to memory and waits on it.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -30,27 +33,42 @@ class CudaDriver {
     if (attribute(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, device) != 0) wait_flags_ |= CU_STREAM_WAIT_VALUE_FLUSH;
   }
 
-  /// Writes `value` after all that `s` has done so far, which whoever sees the value sees as well. `word` is device
-  /// memory, a peer's too.
-  void write(cudaStream_t s, std::uint64_t* word, std::uint64_t value) const {
-    check(write_value_(s, address(word), value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
+  /// A write or a wait of a stream on a word of device memory, a peer's too.
+  using Step = CUstreamBatchMemOpParams;
+  /// Writes `value` after all that the stream has done so far, which whoever sees the value sees as well.
+  Step write_step(std::uint64_t* word, std::uint64_t value) const {
+    Step step = {};
+    step.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    step.writeValue.address = address(word);
+    step.writeValue.value64 = value;
+    step.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+    return step;
   }
-  /// What follows on `s` runs after the word is at least `at_least`: a cyclic signed compare.
-  void wait(cudaStream_t s, const std::uint64_t* word, std::uint64_t at_least) const {
-    check(wait_value_(s, address(word), at_least, wait_flags_), "cuStreamWaitValue64");
+  /// What follows runs after the word is at least `at_least`: a cyclic signed compare.
+  Step wait_step(const std::uint64_t* word, std::uint64_t at_least) const {
+    Step step = {};
+    step.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+    step.waitValue.address = address(word);
+    step.waitValue.value64 = at_least;
+    step.waitValue.flags = wait_flags_;
+    return step;
   }
-  /// Waits as above, then writes `value` to the word.
-  void wait_and_write(cudaStream_t s, std::uint64_t* word, std::uint64_t at_least, std::uint64_t value) const {
-    CUstreamBatchMemOpParams steps[2] = {};
-    steps[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
-    steps[0].waitValue.address = address(word);
-    steps[0].waitValue.value64 = at_least;
-    steps[0].waitValue.flags = wait_flags_;
-    steps[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-    steps[1].writeValue.address = address(word);
-    steps[1].writeValue.value64 = value;
-    steps[1].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
-    check(batch_(s, 2, steps, 0), "cuStreamBatchMemOp");
+  /// Enqueues the steps in their order, as one call: that costs the host and the device less than a call for each.
+  void run(cudaStream_t s, std::span<Step> steps) const {
+    constexpr std::size_t most_at_once = 256;
+    for (; !steps.empty(); steps = steps.subspan(std::min(most_at_once, steps.size()))) {
+      const auto count = static_cast<unsigned>(std::min(most_at_once, steps.size()));
+      count == 1 ? run(s, steps.front()) : check(batch_(s, count, steps.data(), 0), "cuStreamBatchMemOp");
+    }
+  }
+  void run(cudaStream_t s, const Step& step) const {
+    if (step.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64) {
+      const auto& write = step.writeValue;
+      check(write_value_(s, write.address, write.value64, write.flags), "cuStreamWriteValue64");
+    } else {
+      const auto& wait = step.waitValue;
+      check(wait_value_(s, wait.address, wait.value64, wait.flags), "cuStreamWaitValue64");
+    }
   }
 
   /// Whether waits also wait for the peers' earlier writes to arrive.

@@ -36,6 +36,7 @@ class MappedPeers {
         writers_(window_.members.size() * static_cast<std::size_t>(window_.channels)),
         first_channel_(board_->open(window_.channels)) {
     while (window_.members[static_cast<std::size_t>(rank_)] != board_->rank()) ++rank_;
+    steps_.reserve(2 * window_.members.size());
   }
   // A copy would count its signals on its own.
   MappedPeers(MappedPeers&&) noexcept = default;
@@ -45,18 +46,23 @@ class MappedPeers {
   int size() const noexcept { return static_cast<int>(window_.members.size()); }
   std::byte* base(int peer) const { return window_.bases[static_cast<std::size_t>(peer)]; }
 
-  void signal(int peer, int channel, cudaStream_t s) {
-    SignalWriter& writer = writers_[static_cast<std::size_t>(peer * window_.channels + channel)];
-    board_->driver().write(s, outgoing(peer, channel), writer.next());
-  }
+  void signal(int peer, int channel, cudaStream_t s) { board_->driver().run(s, signal_step(peer, channel)); }
   void await(int peer, int channel, cudaStream_t s) {
-    const std::size_t word = word_of(member(peer), channel);
-    const SignalWait wait = board_->waiter(word).next(is_capturing(s));
-    if (wait.takes) {
-      board_->driver().wait_and_write(s, board_->flag(word), wait.at_least, signal_value::taken);
-    } else {
-      board_->driver().wait(s, board_->flag(word), wait.at_least);
-    }
+    steps_.clear();
+    add_await(peer, channel, is_capturing(s));
+    board_->driver().run(s, steps_);
+  }
+  /// `signal` to every peer, and `await` of every peer, in one call of the driver.
+  void signal_peers(int channel, cudaStream_t s) {
+    steps_.clear();
+    detail::for_each_peer(*this, [&](int peer) { steps_.push_back(signal_step(peer, channel)); });
+    board_->driver().run(s, steps_);
+  }
+  void await_peers(int channel, cudaStream_t s) {
+    steps_.clear();
+    const bool is_captured = is_capturing(s);
+    detail::for_each_peer(*this, [&](int peer) { add_await(peer, channel, is_captured); });
+    board_->driver().run(s, steps_);
   }
 
   /// The flag of the peer that this rank's signals write, and the own one that the peer's signals write: for kernels,
@@ -71,6 +77,16 @@ class MappedPeers {
  private:
   int member(int peer) const { return window_.members[static_cast<std::size_t>(peer)]; }
   std::size_t word_of(int source, int channel) const { return board_->layout().word(source, first_channel_ + channel); }
+  CudaDriver::Step signal_step(int peer, int channel) {
+    SignalWriter& writer = writers_[static_cast<std::size_t>(peer * window_.channels + channel)];
+    return board_->driver().write_step(outgoing(peer, channel), writer.next());
+  }
+  void add_await(int peer, int channel, bool is_captured) {
+    const std::size_t word = word_of(member(peer), channel);
+    const SignalWait wait = board_->waiter(word).next(is_captured);
+    steps_.push_back(board_->driver().wait_step(board_->flag(word), wait.at_least));
+    if (wait.takes) steps_.push_back(board_->driver().write_step(board_->flag(word), signal_value::taken));
+  }
   static bool is_capturing(cudaStream_t s) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(s, &status), "cudaStreamIsCapturing");
@@ -79,7 +95,8 @@ class MappedPeers {
 
   std::shared_ptr<SignalBoard> board_;
   MappedWindow window_;
-  std::vector<SignalWriter> writers_;  // [peer, channel]
+  std::vector<SignalWriter> writers_;    // [peer, channel]
+  std::vector<CudaDriver::Step> steps_;  // of one call; kept, so that calls allocate nothing
   int first_channel_;
   int rank_ = 0;
 };

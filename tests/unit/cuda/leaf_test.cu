@@ -12,13 +12,23 @@
 
 #include <doctest/doctest.h>
 
+#include <support/repeats.hpp>
+
 namespace {
 
 using namespace pleat;
 using leaf = core_leaf<cuda_device>;
 using host_leaf = core_leaf<host_device>;
 
-constexpr std::size_t sizes[] = {0, 1, 7, 8, 31, 1000, 4099, 1u << 20};
+/// The largest is several tiles of every kernel.
+std::vector<std::size_t> sizes() {
+  if (testing_support::is_quick()) return {0, 7, 4099, 70016};
+  return {0, 1, 7, 8, 31, 1000, 4099, 1u << 20};
+}
+std::vector<int> numbers_of_ranks() {
+  if (testing_support::is_quick()) return {1, 3};
+  return {1, 2, 3, 8, 17};
+}
 constexpr DType floats[] = {DType::f64, DType::f32, DType::bf16};
 
 std::vector<std::byte> random_values(DType dtype, std::size_t elems, unsigned seed) {
@@ -52,7 +62,7 @@ struct OnDevice {
 
 TEST_CASE("cast_copy has the bits of the host") {
   const CudaStream s;
-  for (const std::size_t elems : sizes) {
+  for (const std::size_t elems : sizes()) {
     for (const DType from : floats) {
       for (const DType to : floats) {
         for (const std::size_t shift : {0, 1}) {
@@ -74,10 +84,10 @@ TEST_CASE("cast_copy has the bits of the host") {
 
 TEST_CASE("sum_ranks has the bits of the host, however its parts lie and on how many multiprocessors it runs") {
   const CudaStream s;
-  for (const std::size_t elems : sizes) {
+  for (const std::size_t elems : sizes()) {
     for (const DType part : floats) {
       for (const DType out_dtype : {DType::f64, DType::f32}) {
-        for (const int ranks : {1, 2, 3, 8, 17}) {
+        for (const int ranks : numbers_of_ranks()) {
           for (const bool accumulate : {false, true}) {
             std::vector<std::vector<std::byte>> values;
             std::vector<OnDevice> devices;
@@ -133,7 +143,7 @@ TEST_CASE("sum_of_squares runs in float64, has the same bits each time and misse
   const CudaStream s;
   CudaBuffer scratch(leaf::sum_of_squares_scratch_bytes);
   CudaBuffer sum(sizeof(double));
-  for (const std::size_t elems : sizes) {
+  for (const std::size_t elems : sizes()) {
     for (const DType dtype : floats) {
       for (const std::size_t shift : {0, 1}) {
         const auto values = random_values(dtype, elems, 5);

@@ -19,27 +19,33 @@ using pleat::SignalBoard;
 
 constexpr int ranks = 2;
 
-/// The blocks and boards of two ranks, world ranks 4 and 7.
-struct TwoRanks {
-  explicit TwoRanks(std::size_t flag_bytes = 4096) {
-    for (int r = 0; r < ranks; ++r) {
+/// The blocks and boards of some ranks, world ranks 4, 7, 10 ...
+struct World {
+  explicit World(int size = ranks, std::size_t flag_bytes = 4096) {
+    std::vector<int> names;
+    for (int r = 0; r < size; ++r) names.push_back(4 + 3 * r);
+    for (int r = 0; r < size; ++r) {
+      members.push_back(r);
       flags.emplace_back(flag_bytes);
       check_cuda(cudaMemset(flags[r].data(), 0, flag_bytes), "cudaMemset");
-      boards.push_back(std::make_shared<SignalBoard>(pleat::CudaDriver(), std::vector<int>{4, 7}, r, flags[r].block()));
+      boards.push_back(std::make_shared<SignalBoard>(pleat::CudaDriver(), names, r, flags[r].block()));
     }
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   /// Each rank's side of the next window.
   std::vector<MappedPeers> open(int channels) {
-    std::vector<MappedPeers> peers;
-    for (int r = 0; r < ranks; ++r) {
-      peers.emplace_back(
-          boards[r], pleat::MappedWindow{{0, 1}, {flags[0].data(), flags[1].data()}, {words(0), words(1)}, channels});
+    pleat::MappedWindow window{members, {}, {}, channels};
+    for (const int r : members) {
+      window.bases.push_back(flags[r].data());
+      window.flags.push_back(words(r));
     }
+    std::vector<MappedPeers> peers;
+    for (const auto& board : boards) peers.emplace_back(board, window);
     return peers;
   }
   std::uint64_t* words(int rank) const { return reinterpret_cast<std::uint64_t*>(flags[rank].data()); }
 
+  std::vector<int> members;
   std::vector<pleat::CudaBuffer> flags;
   std::vector<std::shared_ptr<SignalBoard>> boards;
 };
@@ -85,7 +91,7 @@ __global__ void meet(pleat::DeviceSignals signals, int rounds, int* failures) {
 }
 
 TEST_CASE("a signal counts in the receiver's flag of its source and channel, and nowhere else") {
-  TwoRanks world;
+  World world;
   auto first = world.open(2), second = world.open(3);
   const CudaStream s;
   for (int i = 0; i < 3; ++i) first[0].signal(1, 1, s);
@@ -109,8 +115,48 @@ TEST_CASE("a signal counts in the receiver's flag of its source and channel, and
   CHECK(first[1].rank() == 1);
 }
 
+TEST_CASE("all peers at once: the flags that single signals write, outside graphs and in them") {
+  constexpr int size = 5;
+  World world(size);
+  world.open(1);
+  auto peers = world.open(2);
+  const CudaStream s;
+  const auto round = [&](int channel) {
+    for (MappedPeers& mine : peers) pleat::detail::signal_peers(mine, channel, s);
+    for (MappedPeers& mine : peers) pleat::detail::await_peers(mine, channel, s);
+  };
+  for (int i = 0; i < 3; ++i) round(1);
+  peers[2].signal(3, 1, s);
+  peers[3].await(2, 1, s);
+  CHECK_NOTHROW(world.boards[0]->wait(s, 5s, [] {}));
+  const auto expect = [&](int channel, std::uint64_t value, std::uint64_t of_pair) {
+    for (int me = 0; me < size; ++me) {
+      for (int peer = 0; peer < size; ++peer) {
+        CAPTURE(me);
+        CAPTURE(peer);
+        const std::uint64_t expected = me == peer ? 0 : me == 3 && peer == 2 ? of_pair : value;
+        CHECK(fetch(peers[me].incoming(peer, channel)) == expected);
+      }
+    }
+  };
+  expect(1, 3, 4);
+  expect(0, 0, 0);
+  for (MappedPeers& mine : peers) pleat::detail::signal_peers(mine, 0, s);  // the credit of the bind
+  const cudaGraphExec_t graph = captured(s, [&] {
+    for (MappedPeers& mine : peers) pleat::detail::await_peers(mine, 0, s);
+    for (MappedPeers& mine : peers) pleat::detail::signal_peers(mine, 0, s);
+  });
+  for (int i = 0; i < 3; ++i) check_cuda(cudaGraphLaunch(graph, s), "cudaGraphLaunch");
+  CHECK_NOTHROW(world.boards[0]->wait(s, 5s, [] {}));
+  expect(0, 2, 2);
+  for (MappedPeers& mine : peers) pleat::detail::await_peers(mine, 0, s);
+  CHECK_NOTHROW(world.boards[0]->wait(s, 5s, [] {}));
+  expect(0, pleat::signal_value::taken, pleat::signal_value::taken);
+  (void)cudaGraphExecDestroy(graph);
+}
+
 TEST_CASE("graphs take the credit that was given before them, on every replay, and calls go on") {
-  TwoRanks world;
+  World world;
   auto peers = world.open(2);
   const CudaStream s;
   const auto round = [&] {
@@ -134,7 +180,7 @@ TEST_CASE("graphs take the credit that was given before them, on every replay, a
 }
 
 TEST_CASE("C04 names the signal that did not come, and the stream is free") {
-  TwoRanks world;
+  World world;
   world.open(3);
   auto peers = world.open(2);
   const CudaStream s;
@@ -152,7 +198,7 @@ TEST_CASE("C04 names the signal that did not come, and the stream is free") {
 }
 
 TEST_CASE("a failure ends the waits of graphs, however many are enqueued") {
-  TwoRanks world;
+  World world;
   auto peers = world.open(1);
   const CudaStream s;
   const cudaGraphExec_t graph = captured(s, [&] {
@@ -171,7 +217,7 @@ TEST_CASE("a failure ends the waits of graphs, however many are enqueued") {
 }
 
 TEST_CASE("C04 of a graph tells where no signal is") {
-  TwoRanks world;
+  World world;
   auto peers = world.open(2);
   const CudaStream s;
   const cudaGraphExec_t graph = captured(s, [&] { peers[0].await(1, 1, s); });
@@ -182,7 +228,7 @@ TEST_CASE("C04 of a graph tells where no signal is") {
 }
 
 TEST_CASE("C08: the channels are used up") {
-  TwoRanks world(5 * ranks * sizeof(std::uint64_t));
+  World world(ranks, 5 * ranks * sizeof(std::uint64_t));
   world.open(5);
   CHECK(contains(text_of([&] { world.open(1); }),
                  "pleat[C08]: the arena has 5 channels, the operations bound to it so far need 6; "
@@ -191,7 +237,7 @@ TEST_CASE("C08: the channels are used up") {
 
 TEST_CASE("kernels meet at a barrier; C27 when the peer does not come") {
   constexpr int ctas = 3, rounds = 100;
-  TwoRanks world;
+  World world;
   auto peers = world.open(ctas);
   const CudaStream streams[ranks];
   pleat::Carver measure;
@@ -237,7 +283,7 @@ TEST_CASE("C20: what the driver says about a wrong address") {
   const pleat::CudaDriver driver;
   std::string text = "no error";
   try {
-    driver.write(s, reinterpret_cast<std::uint64_t*>(3), 1);
+    driver.run(s, driver.write_step(reinterpret_cast<std::uint64_t*>(3), 1));
   } catch (const pleat::cuda_error& e) {
     text = e.what();
   }
