@@ -1,4 +1,5 @@
-# The install tree: headers, and a CMake package that depends on neither the architecture nor what this machine has.
+# The install tree: headers, a CMake package and a pkg-config file; nothing depends on the architecture or on what this
+# machine has, and the tree can be moved.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/pleat)
@@ -12,3 +13,24 @@ install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Before 1.0 a minor version may break what the one before it promised.
 write_basic_package_version_file(pleatConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pleatConfigVersion.cmake DESTINATION ${package_dir})
+
+set(pkgconfig_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
+string(REGEX REPLACE "[^/]+" ".." up_to_prefix ${pkgconfig_dir})
+configure_file(cmake/pleat.pc.in pleat.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pleat.pc DESTINATION ${pkgconfig_dir})
+
+# All of the host part in one header, for projects that want to copy a file: `cmake --build <dir> --target single_header`.
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(Python3_FOUND)
+  add_custom_target(single_header
+    COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/cmake/amalgamate.py ${PROJECT_SOURCE_DIR}/include pleat/pleat.hpp
+            ${PROJECT_BINARY_DIR}/single_header/pleat.hpp
+    COMMENT "single_header/pleat.hpp")
+endif()
+
+# Build trees can be used in place: find_package(pleat) with pleat_DIR or CMAKE_PREFIX_PATH at this folder.
+export(EXPORT pleatTargets NAMESPACE pleat:: FILE pleatTargets.cmake)
+configure_file(cmake/pleatConfig.cmake pleatConfig.cmake COPYONLY)
+configure_file(cmake/PleatComponents.cmake PleatComponents.cmake COPYONLY)
+configure_file(cmake/FindNCCL.cmake FindNCCL.cmake COPYONLY)
+configure_file(cmake/FindCUDNN.cmake FindCUDNN.cmake COPYONLY)

@@ -3,6 +3,7 @@
 
 Run: run.py <source> <work> <compiler> <component that this machine has>...
 """
+import os
 import pathlib
 import re
 import shutil
@@ -37,6 +38,19 @@ def accepted(name, **variables):
     print(f"accepted: {name}")
 
 
+def run(*arguments, **options):
+    done = subprocess.run([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}")
+    return done.stdout
+
+
+def compiled(name, source, *flags):
+    run(COMPILER, "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", *source, *flags, "-o", WORK / name)
+    run(WORK / name)
+    print(f"accepted: {name}")
+
+
 def refused(name, text, **variables):
     code, output = cmake(*configure(CONSUMER, name, **variables))
     if code == 0 or text not in " ".join(output.split()):
@@ -48,10 +62,15 @@ shutil.rmtree(WORK, ignore_errors=True)
 must(*configure(SOURCE, "pleat", PLEAT_BUILD_TESTS="OFF", PLEAT_BUILD_EXAMPLES="OFF", PLEAT_BUILD_BENCH="OFF",
                 PLEAT_ENABLE_CUDA="OFF", CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit="ON"))
 must("--install", WORK / "pleat", "--prefix", WORK / "first")
+accepted("build_tree", HOW="package", CMAKE_PREFIX_PATH=WORK / "pleat")
+must("--build", WORK / "pleat", "--target", "single_header")
+compiled("single_header_used", [CONSUMER / "main.cpp"], "-DPLEAT_IN_ONE_FILE", f"-I{WORK / 'pleat/single_header'}")
 shutil.rmtree(WORK / "pleat")
 (WORK / "first").rename(WORK / "moved")  # an installed tree can be moved
 
 version = ".".join(re.findall(r"^#define PLEAT_VERSION_\w+ (\d+)$", (SOURCE / "include/pleat/version.hpp").read_text(), re.M))
+if f'"version": "{version}"' not in (SOURCE / "packaging/vcpkg/pleat/vcpkg.json").read_text():
+    sys.exit(f"packaging/vcpkg/pleat/vcpkg.json does not have the version {version}")
 major, minor, _ = version.split(".")
 package = {"HOW": "package", "CMAKE_PREFIX_PATH": WORK / "moved"}
 without_cuda = {**package, "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit": "ON"}
@@ -66,6 +85,19 @@ refused("cuda_without_a_toolkit", "component cuda: no CUDA toolkit of version 13
 refused("nccl_without_a_toolkit", "component nccl: no CUDA toolkit of version 13", COMPONENTS="nccl", **without_cuda)
 refused("cublaslt_without_a_toolkit", "component cublaslt: no CUDA toolkit of version 13", COMPONENTS="cublaslt", **without_cuda)
 refused("cudnn_without_a_toolkit", "component cudnn: no CUDA toolkit of version 13", COMPONENTS="cudnn", **without_cuda)
+if shutil.which("pkg-config"):
+    paths = {**os.environ, "PKG_CONFIG_PATH": str(WORK / "moved/share/pkgconfig")}
+    compiled("pkg_config", [CONSUMER / "main.cpp"], *run("pkg-config", "--cflags", "--libs", f"pleat = {version}", env=paths).split())
+
+# Another version in another part of the same program: its names are its own.
+other = WORK / "other_version"
+shutil.copytree(SOURCE / "include", other)
+for header in other.rglob("*.hpp"):
+    header.write_text(header.read_text().replace("inline v0", "inline v1").replace("v0::", "v1::"))
+for part, include in (("one", SOURCE / "include"), ("two", other)):
+    run(COMPILER, "-std=c++20", f"-DPART={part}", f"-I{include}", "-c", CONSUMER / "part.cpp", "-o", WORK / f"{part}.o")
+compiled("two_versions", [WORK / "one.o", WORK / "two.o", CONSUMER / "both_parts.cpp"], "-pthread")
+
 for component in filter(None, AVAILABLE):
     accepted(f"installed_with_{component}", COMPONENTS=component, **package)
     accepted(f"subdirectory_with_{component}", HOW="subdirectory", PLEAT_SOURCE=SOURCE, COMPONENTS=component)

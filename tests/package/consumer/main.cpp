@@ -1,4 +1,8 @@
+#ifdef PLEAT_IN_ONE_FILE
+#include <pleat.hpp>
+#else
 #include <pleat/mesh.hpp>
+#endif
 
 using Mesh = pleat::FoldedMesh<2, 4, 4, 2>;
 
