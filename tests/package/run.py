@@ -69,8 +69,8 @@ shutil.rmtree(WORK / "pleat")
 (WORK / "first").rename(WORK / "moved")  # an installed tree can be moved
 
 version = ".".join(re.findall(r"^#define PLEAT_VERSION_\w+ (\d+)$", (SOURCE / "include/pleat/version.hpp").read_text(), re.M))
-if f'"version": "{version}"' not in (SOURCE / "packaging/vcpkg/pleat/vcpkg.json").read_text():
-    sys.exit(f"packaging/vcpkg/pleat/vcpkg.json does not have the version {version}")
+if f'"version": "{version}"' not in (SOURCE / "cmake/vcpkg/pleat/vcpkg.json").read_text():
+    sys.exit(f"cmake/vcpkg/pleat/vcpkg.json does not have the version {version}")
 major, minor, _ = version.split(".")
 package = {"HOW": "package", "CMAKE_PREFIX_PATH": WORK / "moved"}
 without_cuda = {**package, "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit": "ON"}

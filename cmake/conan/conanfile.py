@@ -1,4 +1,4 @@
-"""Recipe of this checkout: conan create packaging/conan. Consumers get the package's own CMake files: find_package(pleat)."""
+"""Recipe of this checkout: conan create cmake/conan. Consumers get the package's own CMake files: find_package(pleat)."""
 import pathlib
 import re
 

@@ -1,4 +1,4 @@
-# An overlay port of this checkout: vcpkg install pleat --overlay-ports=<pleat>/packaging/vcpkg
+# An overlay port of this checkout: vcpkg install pleat --overlay-ports=<pleat>/cmake/vcpkg
 set(VCPKG_BUILD_TYPE release) # headers alone
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 vcpkg_cmake_configure(
