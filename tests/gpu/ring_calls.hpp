@@ -13,7 +13,16 @@ namespace templates_testing {
 
 using namespace pleat;
 
-inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Transport transport, int max_ctas = 0) {
+/// What no result may depend on, and the split, on which the bits do.
+struct RingHow {
+  int max_ctas = 0;
+  std::optional<ring::Layout> layout{};
+  /// The plan knows nothing of the packed documents: each forward is given them. Then the layout must be named, since a
+  /// plan chooses one for the documents it knows.
+  bool places = false;
+};
+
+inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Transport transport, const RingHow& how) {
   return ring::plan(cp,
                     {.batch = p.batch,
                      .tokens = p.tokens,
@@ -22,8 +31,8 @@ inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Trans
                      .qk_dim = p.qk_dim,
                      .v_dim = p.v_dim,
                      .dtype = dtype,
-                     .cu_seqlens = p.cu_seqlens},
-                    {.causal = p.causal, .transport = transport, .max_ctas = max_ctas});
+                     .cu_seqlens = how.places ? std::vector<std::int64_t>{0, p.tokens} : p.cu_seqlens},
+                    {.causal = p.causal, .transport = transport, .layout = how.layout, .max_ctas = how.max_ctas});
 }
 inline oracle::Outputs poisoned_outputs(const oracle::Problem& p, const oracle::Inputs& in) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -71,20 +80,19 @@ class RankRows {
 };
 
 /// All ranks of `world`, the cp group, call. `calls` pairs of forward and backward follow each other without a wait;
-/// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`. `places`: the plan knows
-/// nothing of the packed documents; each forward is given them.
+/// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`.
 template <class Backend, class T, class MakeExecutor>
 void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, const oracle::Inputs& in,
-              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all, int max_ctas = 0,
-              bool places = false) {
+              Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all,
+              const RingHow& how = {}) {
   using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   constexpr DeviceKind device = device_kind<typename Backend::comm_type::device_type>;
-  oracle::Problem planned = p;
-  if (places) planned.cu_seqlens = {0, p.tokens};
-  const ring::Plan plan = ring_plan(planned, world.size(), dtype_of<T>, transport, max_ctas);
+  const ring::Plan plan = ring_plan(p, world.size(), dtype_of<T>, transport, how);
   const Footprint need = plan.footprint();
-  const TokenSpans& mine = plan.spans[static_cast<std::size_t>(world.rank())];
+  const std::vector<TokenSpans> split =
+      how.places ? ring::layout_spans(*how.layout, p.tokens, world.size(), p.cu_seqlens, p.causal) : plan.spans;
+  const TokenSpans& mine = split[static_cast<std::size_t>(world.rank())];
   const std::int64_t tokens = mine.tokens();
 
   const typename Backend::Stream compute, comm;
@@ -146,14 +154,14 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
         plan, executor, group,
         Memory<Arena>{scratch.block(), persistent.block(), {staging.data(), staging.size()}, arena ? &*arena : nullptr},
         s.compute);
-    const ring::Work documents = places ? plan.documents(p.cu_seqlens) : ring::Work();
+    const ring::Work documents = how.places ? plan.documents(p.cu_seqlens, split) : ring::Work();
     std::vector<std::byte> packing(documents.placed_bytes());
     const Buffer placed(std::max<std::size_t>(1, packing.size()));
     for (int call = 0; call < calls; ++call) {
       executor.copy(out.data(), poison.data(), std::min(out.bytes(), poison.bytes()), s.compute);
       executor.copy(dqkv.data(), poison.data(), dqkv.bytes(), s.compute);
       ring::Saved saved(Block{lse.data(), need.saved});
-      if (places) {
+      if (how.places) {
         op.forward(s, op.place(documents, {packing.data(), packing.size()}, placed.block(), s.compute), q, k, v, outs,
                    saved);
       } else {
