@@ -129,11 +129,13 @@ struct UnitLayout {
   /// Calls f(param, expert, begin) for each part of the buffer that has storage, ascending.
   template <class F>
   constexpr void for_each_segment(F f) const {
-    for (std::int64_t e = 0; e < block_count(); ++e) {
-      for (int p = 0; p < static_cast<int>(params.size()); ++p) {
-        if (place(p).spec.tied_to < 0) f(p, e, place(p).offset + e * expert_stride);
-      }
-    }
+    for_each_segment_of(0, block_count(), f);
+  }
+  /// The same for the parts of experts that have elements in [first, last), and for all of a unit without experts.
+  template <class F>
+  constexpr void for_each_segment(std::int64_t first, std::int64_t last, F f) const {
+    if (expert_stride == 0) return for_each_segment(f);
+    for_each_segment_of(first / expert_stride, std::min(block_count(), (last + expert_stride - 1) / expert_stride), f);
   }
 
   /// What the shard of `rank` holds, ascending.
@@ -141,13 +143,23 @@ struct UnitLayout {
     const std::int64_t shard_first = shard_begin(rank);
     const std::int64_t shard_last = shard_begin(rank + 1);
     std::vector<Piece> held;
-    for_each_segment([&](int p, std::int64_t expert, std::int64_t begin) {
+    for_each_segment(shard_first, shard_last, [&](int p, std::int64_t expert, std::int64_t begin) {
       const std::int64_t elems = place(p).elems;
       const std::int64_t first = std::max(begin, shard_first);
       const std::int64_t last = std::min(begin + elems, shard_last);
       if (first < last) held.push_back({p, expert * elems + first - begin, first - shard_first, last - first});
     });
     return held;
+  }
+
+ private:
+  template <class F>
+  constexpr void for_each_segment_of(std::int64_t first_block, std::int64_t past_block, F f) const {
+    for (std::int64_t e = first_block; e < past_block; ++e) {
+      for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+        if (place(p).spec.tied_to < 0) f(p, e, place(p).offset + e * expert_stride);
+      }
+    }
   }
 };
 
@@ -209,8 +221,13 @@ constexpr std::vector<UpdatePiece> update_pieces(const UnitLayout& unit, std::sp
 }
 /// Elements that the state of `optimizer` takes for a shard of the unit: the most of any rank.
 constexpr std::int64_t max_state_elems(const UnitLayout& unit, Optimizer optimizer) {
+  const bool is_used = std::any_of(unit.params.begin(), unit.params.end(), [&](const ParamPlace& p) {
+    return !p.spec.frozen && p.spec.optimizer == optimizer;
+  });
+  // A piece's state begins no later than the piece, so that a state is never longer than its shard.
+  const std::int64_t bound = is_used ? unit.max_shard_elems() : 0;
   std::int64_t most = 0;
-  for (int r = 0; r < unit.shard_count(); ++r) {
+  for (int r = 0; r < unit.shard_count() && most < bound; ++r) {
     for (const UpdatePiece& piece : update_pieces(unit, unit.pieces(r), 1)) {
       if (piece.optimizer == optimizer) most = std::max(most, piece.state_begin + piece.elems);
     }
@@ -264,7 +281,7 @@ constexpr void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
 /// The first place at or above `boundary` that is inside no granule.
 constexpr std::int64_t outside_granules(const UnitLayout& unit, std::int64_t boundary) {
   std::int64_t moved = boundary;
-  unit.for_each_segment([&](int p, std::int64_t, std::int64_t begin) {
+  unit.for_each_segment(boundary, boundary + 1, [&](int p, std::int64_t, std::int64_t begin) {
     const ParamPlace& place = unit.place(p);
     if (boundary <= begin || boundary >= begin + place.elems) return;
     moved = begin + std::min(round_up(boundary - begin, place.granule_elems), place.elems);
@@ -319,6 +336,7 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
   }
 
   if (equal_split) {
+    unit.boundaries.reserve(static_cast<std::size_t>(shard_count) + 1);
     for (int r = 0; r <= shard_count; ++r) unit.boundaries.push_back(r * share);
   } else {
     const auto given = options.boundaries;
@@ -330,7 +348,9 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
     }
     unit.boundaries.assign(given.begin(), given.end());
   }
-  for (std::int64_t& boundary : unit.boundaries) boundary = detail::outside_granules(unit, boundary);
+  if (std::any_of(unit.params.begin(), unit.params.end(), [](const ParamPlace& p) { return p.granule_elems > 1; })) {
+    for (std::int64_t& boundary : unit.boundaries) boundary = detail::outside_granules(unit, boundary);
+  }
   return unit;
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <pleat/core/footprint.hpp>
@@ -138,10 +140,16 @@ inline void assign_owners(MuonRound& round, std::span<const fsdp::UnitLayout> un
     }
   }
   std::stable_sort(cut.begin(), cut.end(), [](auto* a, auto* b) { return a->cost() > b->cost(); });
+  using Load = std::pair<double, int>;  // of equal loads the lowest rank is the least
+  std::vector<Load> ranks_by_load;
+  for (int r = 0; r < ranks; ++r) ranks_by_load.emplace_back(load[static_cast<std::size_t>(r)], r);
+  std::make_heap(ranks_by_load.begin(), ranks_by_load.end(), std::greater<>{});
   for (MuonMatrix* matrix : cut) {
-    const auto least = std::min_element(load.begin(), load.end());
-    *least += matrix->cost();
-    matrix->owner = static_cast<int>(least - load.begin());
+    std::pop_heap(ranks_by_load.begin(), ranks_by_load.end(), std::greater<>{});
+    Load& least = ranks_by_load.back();
+    least.first += matrix->cost();
+    matrix->owner = least.second;
+    std::push_heap(ranks_by_load.begin(), ranks_by_load.end(), std::greater<>{});
   }
 }
 
@@ -180,8 +188,14 @@ inline void count_memory(MuonPlan& plan, const MuonRound& round, std::span<std::
   }
   plan.owned_elems = std::max(plan.owned_elems, *std::max_element(owned.begin(), owned.end()));
   plan.sent_elems = std::max(plan.sent_elems, *std::max_element(sent.begin(), sent.end()));
-  for (int rank = 0; rank < static_cast<int>(pieces.size()); ++rank) {
-    const auto mine = owned_by(round, rank);
+  std::vector<const MuonMatrix*> by_owner;
+  for (const MuonMatrix& matrix : round.matrices) by_owner.push_back(&matrix);
+  const auto is_before = [](auto* a, auto* b) { return a->owner < b->owner; };
+  std::stable_sort(by_owner.begin(), by_owner.end(), is_before);
+  for (auto from = by_owner.begin(); from != by_owner.end();) {
+    const auto to = std::upper_bound(from, by_owner.end(), *from, is_before);
+    const std::span<const MuonMatrix* const> mine(from, to);
+    from = to;
     for_each_batch(mine, [&](std::size_t first, std::size_t past) {
       Carver work;
       MatrixBatch{nullptr, mine[first]->rows, mine[first]->cols, static_cast<std::int64_t>(past - first)}.carve(
