@@ -146,7 +146,8 @@ class Training {
         network_.backward(
             u, weights, [&](int p) { return gradient.write(p); }, compute());
       }
-      if (!is_kept(use)) poison_slot(weights[0].data());
+      // A rank alone uses its shard in place, which stays.
+      if (!is_kept(use)) poison_slot(group_.size() > 1 ? weights[0].data() : ignored_.data());
       if (trace != nullptr) trace->end("compute", compute());
       if (!is_forward) op_->reduce(u, streams());
       op_->release(u, streams());

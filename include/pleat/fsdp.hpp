@@ -7,6 +7,7 @@
 #include <pleat/fsdp/layout.hpp>
 #include <pleat/fsdp/plan.hpp>
 #include <pleat/fsdp/reducer.hpp>
+#include <pleat/fsdp/shard_memory.hpp>
 #include <pleat/fsdp/shard_state.hpp>
 #include <pleat/fsdp/sharded_model.hpp>
 #include <pleat/fsdp/sharder.hpp>

@@ -323,11 +323,11 @@ class TrainingRank {
       const fsdp::ShardMemory& shard = op.shards()[static_cast<std::size_t>(u)];
       if (shard.gradient == nullptr) continue;
       const int rank = groups_.of(plan_.kinds[static_cast<std::size_t>(u)]).gather.rank();
-      for (const fsdp::Range& range : fsdp::trainable_ranges(layout(u), layout(u).pieces(rank))) {
+      for (const fsdp::UpdatePiece& piece : fsdp::update_pieces(layout(u), layout(u).pieces(rank), 1)) {
         const auto at = [&](void* data, DType dtype) {
-          return static_cast<std::byte*>(data) + static_cast<std::size_t>(range.begin) * size_bytes(dtype);
+          return static_cast<std::byte*>(data) + static_cast<std::size_t>(piece.begin) * size_bytes(dtype);
         };
-        const auto n = static_cast<std::size_t>(range.elems);
+        const auto n = static_cast<std::size_t>(piece.elems);
         const void* const gradient[] = {at(shard.gradient, shard.master_dtype)};
         std::byte* const master = at(shard.master, shard.master_dtype);
         delay(streams_.compute);

@@ -17,9 +17,9 @@ ARROWS = {
     "attention": ["core", "detail", "mesh", "tensor", "comm"],
     "moe": ["core", "detail", "mesh", "tensor", "comm"],
     "pipeline": ["core", "detail", "mesh", "tensor", "comm"],
-    "optim": ["core", "detail", "mesh", "tensor", "comm", "fsdp/layout.hpp"],
+    "optim": ["core", "detail", "mesh", "tensor", "comm", "fsdp/layout.hpp", "fsdp/shard_memory.hpp"],
     "estimate": ["core", "detail", "mesh", "tensor", "comm", "fsdp", "attention", "moe", "pipeline", "optim"],
-    "checkpoint": ["core", "detail", "mesh", "tensor", "fsdp/layout.hpp"],
+    "checkpoint": ["core", "detail", "mesh", "tensor", "fsdp/layout.hpp", "fsdp/shard_memory.hpp"],
     "detail": ["core"],
 }
 # Folders of schedules. Their leaves stand in host/ and cuda/, do not communicate, and are never included by a schedule.

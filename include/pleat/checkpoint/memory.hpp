@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <pleat/checkpoint/model.hpp>
+#include <pleat/fsdp/shard_memory.hpp>
 
 namespace pleat::inline v0::checkpoint {
 

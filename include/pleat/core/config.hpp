@@ -1,10 +1,15 @@
-// The one macro that annotates code for both sides of a CUDA program; it is empty for a plain C++ compiler.
+// What pleat needs of a compiler, and the one macro that annotates code for both sides of a CUDA program; it is empty
+// for a plain C++ compiler.
 #pragma once
 
 #if __cplusplus < 202002L
 #error "pleat needs C++20: compile with -std=c++20"
 // Ends the compilation here: g++ goes on after #error, and takes minutes and all memory to make sense of the rest.
 #include <pleat needs C++20: compile with -std=c++20>
+#endif
+
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "pleat needs NaN, infinity and sums in order: compile without -ffast-math, -Ofast and -ffinite-math-only"
 #endif
 
 #if defined(__CUDACC__)

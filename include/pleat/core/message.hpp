@@ -45,6 +45,38 @@ class Message {
     while (n > 0) put(digits[--n]);
     return *this;
   }
+  /// Up to 6 significant digits.
+  constexpr Message& append(double value) noexcept {
+    if (value != value) return append("nan");
+    if (value < 0) {
+      put('-');
+      value = -value;
+    }
+    if (value > 0x1.fffffffffffffp+1023) return append("inf");
+    if (value == 0) return append(0);
+    constexpr int most_digits = 6;
+    int exponent = 0;
+    for (; value >= 10; value /= 10) ++exponent;
+    for (; value < 1; value *= 10) --exponent;
+    auto digits = static_cast<std::uint64_t>(value * 1e5 + 0.5);
+    if (digits == 1'000'000) {
+      digits = 100'000;
+      ++exponent;
+    }
+    int count = most_digits;
+    for (; digits % 10 == 0; digits /= 10) --count;
+    char text[most_digits] = {};
+    for (int i = count; i > 0; digits /= 10) text[--i] = static_cast<char>('0' + digits % 10);
+    const bool is_plain = exponent >= -5 && exponent < most_digits;
+    const int before_point = is_plain ? exponent + 1 : 1;
+    if (before_point <= 0) put('0');
+    for (int i = 0; i < before_point; ++i) put(i < count ? text[i] : '0');
+    if (count > before_point) put('.');
+    for (int i = before_point; i < 0; ++i) put('0');
+    for (int i = before_point > 0 ? before_point : 0; i < count; ++i) put(text[i]);
+    if (!is_plain) append("e").append(exponent);
+    return *this;
+  }
   constexpr Message& append(bool value) noexcept { return append(value ? "true" : "false"); }
   constexpr Message& append(char c) noexcept {
     put(c);
@@ -96,6 +128,18 @@ constexpr void append_to(Message& message, const List<Int>& list) {
   for (std::size_t i = 0; i < list.count; ++i) {
     if (i != 0) message.append(' ');
     message.append(list.values[i]);
+  }
+}
+
+/// The valid indices of `count` things in an error text.
+struct Indices {
+  long long count;
+};
+constexpr void append_to(Message& message, Indices indices) {
+  if (indices.count <= 0) {
+    message.append("none");
+  } else {
+    message.append("0 to ").append(indices.count - 1);
   }
 }
 

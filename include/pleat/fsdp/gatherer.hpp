@@ -49,7 +49,10 @@ class Gatherer {
   using stream_type = typename Executor::stream_type;
 
   explicit Gatherer(ShardState<Executor>& state)
-      : state_(&state), weights_written_(state.executor.make_event()), joined_(state.executor.make_event()) {
+      : state_(&state),
+        holds_(state.plan.layouts.size()),
+        weights_written_(state.executor.make_event()),
+        joined_(state.executor.make_event()) {
     for (const Param kind : {Param::dense, Param::expert}) {
       for (int i = 0; i < state.plan.of(kind).slots; ++i) {
         slots_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
@@ -65,38 +68,44 @@ class Gatherer {
   UnitView acquire(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     if (!order_.advance(unit)) fail_order(unit);
+    if (is_whole(unit)) {
+      ++holds(unit);
+      prefetch(streams);
+      state_->executor.wait(streams.compute, weights_written_);
+      return state_->view(unit, static_cast<std::byte*>(const_cast<void*>(gathered_part(unit))), state_->plan.compute);
+    }
     Slot* slot = find(unit);
     if (slot == nullptr) {
       slot = furthest_use(state_->kind(unit));
       if (slot == nullptr) fail_slots(unit);
       fetch(*slot, unit, streams);
     }
-    ++slot->holds;
+    ++holds(unit);
     slot->last_use = ++uses_;
     prefetch(streams);
     if (!slot->arrived) arrive(*slot, streams.compute);
     state_->executor.wait(streams.compute, slot->gathered);
-    return {state_->layout(unit), bytes_of(*slot), state_->plan.compute, state_->device()};
+    return state_->view(unit, bytes_of(*slot), state_->plan.compute);
   }
 
   void release(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
-    Slot* const slot = find(unit);
-    if (slot == nullptr || slot->holds == 0) {
+    if (holds(unit) == 0) {
       fail<shape_error>("pleat[F10]: unit ", state_->name(unit),
                         " is released, but nobody holds it; acquire comes first");
     }
-    state_->executor.record(slot->released, streams.compute);
-    --slot->holds;
+    if (Slot* const slot = find(unit)) state_->executor.record(slot->released, streams.compute);
+    --holds(unit);
   }
 
   /// The shards have other values, by work on `compute`: what was gathered before, or is being gathered, is of no use.
   void weights_changed(stream_type compute) {
+    const auto held = std::find_if(holds_.begin(), holds_.end(), [](int count) { return count != 0; });
+    if (held != holds_.end()) {
+      fail<shape_error>("pleat[F10]: weights changed while unit ",
+                        state_->name(static_cast<int>(held - holds_.begin())), " is held; release it first");
+    }
     for (Slot& slot : slots_) {
-      if (slot.holds != 0) {
-        fail<shape_error>("pleat[F10]: weights changed while unit ", state_->name(slot.unit),
-                          " is held; release it first");
-      }
       slot.unit = -1;
       slot.last_use = 0;
     }
@@ -129,13 +138,21 @@ class Gatherer {
     event_type gathered;  // this rank's part is in, and on the collective path all of it
     event_type released;  // the last holder is done
     int unit = -1;
-    int holds = 0;
-    bool arrived = true;  // the peers' parts have been awaited
+    int travels = -1;     // what was fetched last, even where it is of no use any more
+    bool arrived = true;  // its peers' parts have been awaited
     std::int64_t last_use = 0;
   };
 
   std::byte* bytes_of(const Slot& slot) const {
     return state_->transport(slot.kind).buffers().slots[static_cast<std::size_t>(slot.index)];
+  }
+  int& holds(int unit) { return holds_[static_cast<std::size_t>(unit)]; }
+  /// Whether this rank's shard is all of the unit, which is then used where it lies.
+  bool is_whole(int unit) const { return state_->plan.of(state_->kind(unit)).ranks == 1; }
+  /// What of the unit this rank has: of the compute dtype.
+  const void* gathered_part(int unit) const {
+    const ShardMemory& shard = state_->shard(unit);
+    return shard.compute != nullptr ? shard.compute : shard.master;
   }
   Slot* find(int unit) {
     for (Slot& slot : slots_) {
@@ -149,7 +166,7 @@ class Gatherer {
   Slot* furthest_use(Param kind) {
     Slot* best = nullptr;
     for (Slot& slot : slots_) {
-      if (slot.kind != kind || slot.holds != 0) continue;
+      if (slot.kind != kind || (slot.unit >= 0 && holds(slot.unit) != 0)) continue;
       if (best == nullptr || is_needed_later(slot, *best)) best = &slot;
     }
     return best;
@@ -163,7 +180,7 @@ class Gatherer {
     const std::size_t end = std::min(order_.size(), order_.next() + static_cast<std::size_t>(state_->plan.prefetch));
     for (std::size_t use = order_.next(); use < end; ++use) {
       const int unit = order_[use];
-      if (find(unit) != nullptr) continue;
+      if (is_whole(unit) || find(unit) != nullptr) continue;
       Slot* const slot = furthest_use(state_->kind(unit));
       if (slot == nullptr || next_use(*slot) < use) return;
       fetch(*slot, unit, streams);
@@ -175,16 +192,14 @@ class Gatherer {
       state_->executor.wait(s, slot.released);
       state_->executor.wait(s, weights_written_);
     }
-    const ShardMemory& shard = state_->shard(unit);
-    const void* const mine = shard.compute != nullptr ? shard.compute : shard.master;
-    state_->transport(slot.kind).gather(slot.index, state_->layout(unit), mine, streams.gather, streams.own);
+    state_->transport(slot.kind).gather(slot.index, unit, gathered_part(unit), streams.gather, streams.own);
     state_->executor.record(slot.gathered, streams.gather);
-    slot.unit = unit;
+    slot.unit = slot.travels = unit;
     slot.arrived = false;
     ++gathers_;
   }
   void arrive(Slot& slot, stream_type s) {
-    state_->transport(slot.kind).await_gather(slot.index, s);
+    state_->transport(slot.kind).await_gather(slot.index, slot.travels, s);
     slot.arrived = true;
   }
 
@@ -202,6 +217,7 @@ class Gatherer {
 
   ShardState<Executor>* state_;
   std::vector<Slot> slots_;
+  std::vector<int> holds_;  // [unit]
   UseOrder order_;
   event_type weights_written_;
   event_type joined_;

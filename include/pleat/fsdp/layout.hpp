@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,9 @@
 #include <pleat/core/error.hpp>
 
 namespace pleat::inline v0::fsdp {
+
+/// What a unit may have at most, experts and padding included: its bytes stay far inside 64 bits.
+inline constexpr std::int64_t max_unit_elems = std::int64_t{1} << 56;
 
 /// What no shard boundary may cut. A row is one index of all axes but the last (one element where there is one axis or
 /// none), a matrix one index of all axes but the last two. A granule larger than an equal share of the unit falls back
@@ -175,28 +179,16 @@ struct UpdatePiece {
   std::int64_t state_begin;
 };
 
-/// This rank's shard of one unit in device memory, as an optimizer takes it; borrowed from the operation that owns it.
-struct ShardMemory {
-  void* master;    // [elems] of master_dtype
-  void* gradient;  // [elems] of master_dtype; null when the unit has nothing to train
-  void* compute;   // [elems] of compute_dtype, what is gathered; null when the master itself is gathered
-  DType master_dtype;
-  DType compute_dtype;
-  std::int64_t elems;
-  const UpdatePiece* pieces;  // [piece_count], device memory
-  std::int64_t piece_count;
-};
-
-/// Where the trainable pieces among `pieces` lie in the shard, neighbours joined.
+/// Ranges of the shard that hold the trainable pieces among `pieces` and nothing frozen. Padding between two of them
+/// belongs to their range: it may be summed, since nobody reads it.
 constexpr std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<const Piece> pieces) {
   std::vector<Range> ranges;
+  bool is_joined = false;
   for (const Piece& piece : pieces) {
-    if (unit.place(piece.param).spec.frozen) continue;
-    if (!ranges.empty() && ranges.back().begin + ranges.back().elems == piece.shard_begin) {
-      ranges.back().elems += piece.elems;
-    } else {
-      ranges.push_back({piece.shard_begin, piece.elems});
-    }
+    const bool is_frozen = unit.place(piece.param).spec.frozen;
+    if (!is_frozen && is_joined) ranges.back().elems = piece.shard_begin + piece.elems - ranges.back().begin;
+    if (!is_frozen && !is_joined) ranges.push_back({piece.shard_begin, piece.elems});
+    is_joined = !is_frozen;
   }
   return ranges;
 }
@@ -247,7 +239,7 @@ constexpr std::int64_t Granule::elems(std::span<const std::int64_t> shape) const
     case Kind::element:
       return 1;
     case Kind::rows:
-      return block_rows * row;
+      return row == 0 ? 0 : std::min(block_rows, elems_of(shape) / row) * row;
     case Kind::matrix:
       return trailing(2);
     case Kind::whole:
@@ -261,20 +253,37 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+/// a * b elements of `what`. Errors: shape_error F03 when a unit cannot have them.
+constexpr std::int64_t checked_elems(const std::string& what, std::int64_t a, std::int64_t b) {
+  if (a != 0 && b > max_unit_elems / a) {
+    fail<shape_error>("pleat[F03]: ", what, " would have ", a, " x ", b, " elements; a unit has at most ",
+                      max_unit_elems, ", experts and padding included");
+  }
+  return a * b;
+}
+
 constexpr void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
   const ParamSpec& spec = specs[i];
+  std::int64_t elems = 1;
   for (const std::int64_t extent : spec.shape) {
     if (extent < 0)
       fail<shape_error>("pleat[F03]: parameter ", spec.name, " has an extent of ", extent, "; extents are 0 or more");
+    elems = checked_elems("parameter " + spec.name, elems, std::max<std::int64_t>(extent, 1));
   }
   if (spec.granule.block_rows < 1 || spec.copies < 1) {
     fail<shape_error>("pleat[F03]: parameter ", spec.name, " has a granule of ", spec.granule.block_rows, " rows and ",
                       spec.copies, " copies; both are 1 or more");
   }
-  if (spec.tied_to < 0) return;
-  if (spec.tied_to >= static_cast<int>(i) || specs[static_cast<std::size_t>(spec.tied_to)].shape != spec.shape) {
+  if (spec.granule.kind > Granule::Kind::whole || spec.optimizer > Optimizer::muon) {
+    fail<shape_error>("pleat[F03]: parameter ", spec.name, " has a granule of kind ",
+                      static_cast<int>(spec.granule.kind), " and optimizer ", static_cast<int>(spec.optimizer),
+                      "; valid kinds: element rows matrix whole; valid optimizers: adamw muon");
+  }
+  if (spec.tied_to == -1) return;
+  if (spec.tied_to < 0 || spec.tied_to >= static_cast<int>(i) ||
+      specs[static_cast<std::size_t>(spec.tied_to)].shape != spec.shape) {
     fail<shape_error>("pleat[F04]: parameter ", spec.name, " (number ", i, " of its unit) is tied to number ",
-                      spec.tied_to, "; it must be one of the parameters before it, of the same shape");
+                      spec.tied_to, "; it must be one of the parameters before it, of the same shape, or -1 for none");
   }
 }
 
@@ -293,13 +302,17 @@ constexpr std::int64_t outside_granules(const UnitLayout& unit, std::int64_t bou
 /// Lays a unit out for `shard_count` ranks: parameters in order at aligned offsets, equal shards unless granules or the
 /// caller say otherwise. Pure.
 /// Errors: shape_error F01 for a granule larger than an equal share, F02 for boundaries of the caller that do not cover
-/// the unit, F03 for extents, experts, counts or an alignment that cannot be, F04 for a tie that does not fit.
+/// the unit, F03 for extents, experts, counts or an alignment that cannot be and for more than max_unit_elems, F04 for
+/// a tie that does not fit.
 constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count, const LayoutOptions& options = {}) {
   const std::int64_t alignment = options.alignment_elems;
-  if (shard_count < 1 || alignment < 1 || options.experts_local < 0) {
+  constexpr std::int64_t most_experts = std::numeric_limits<int>::max();
+  if (shard_count < 1 || alignment < 1 || alignment > max_unit_elems || options.experts_local < 0 ||
+      options.experts_local > most_experts) {
     fail<shape_error>("pleat[F03]: a unit over ", shard_count, " ranks with an alignment of ", alignment,
                       " elements and experts_local=", options.experts_local,
-                      "; ranks and alignment are 1 or more, experts_local is 0 or more");
+                      "; ranks are 1 or more, the alignment is 1 to ", max_unit_elems, ", experts_local 0 to ",
+                      most_experts);
   }
   UnitLayout unit;
   std::int64_t end = 0;
@@ -312,14 +325,16 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
       place.spec.frozen = target.spec.frozen;
       place.spec.optimizer = target.spec.optimizer;
     } else {
-      end = place.offset + place.elems;
+      end = detail::checked_elems("a unit", place.offset + place.elems, 1);
     }
     unit.params.push_back(std::move(place));
   }
   unit.experts_local = options.experts_local;
   unit.expert_stride = unit.experts_local == 0 ? 0 : detail::round_up(end, alignment);
-  end += (unit.block_count() - 1) * unit.expert_stride;
-  const std::int64_t share = detail::round_up(end, alignment * shard_count) / shard_count;
+  end += detail::checked_elems("a unit of experts", unit.block_count(), unit.expert_stride) - unit.expert_stride;
+  const std::int64_t share =
+      detail::round_up(end, detail::checked_elems("a unit of aligned shards", alignment, shard_count)) / shard_count;
+  detail::checked_elems("a unit of shards", share, shard_count);
 
   const bool equal_split = options.boundaries.empty();
   for (ParamPlace& place : unit.params) {
@@ -346,6 +361,7 @@ constexpr UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count
                         " do not cover a unit of ", end, " elements over ", shard_count, " ranks; give ",
                         shard_count + 1, " ascending values from 0 to at least ", end);
     }
+    detail::checked_elems("a unit of these boundaries", given.back(), 1);
     unit.boundaries.assign(given.begin(), given.end());
   }
   if (std::any_of(unit.params.begin(), unit.params.end(), [](const ParamPlace& p) { return p.granule_elems > 1; })) {

@@ -60,6 +60,8 @@ struct Options {
 /// What the units of one kind share: their group's size and the buffers that hold whole units.
 struct KindPlan {
   int ranks = 1;
+  int units = 0;
+  /// 0 where one rank holds whole units: they are used where they lie.
   int slots = 0;
   int gradient_units = 0;
   std::int64_t unit_elems = 0;   // of the largest unit
@@ -85,6 +87,7 @@ struct ShardBuffers {
 struct Plan {
   std::vector<std::string> names;
   std::vector<Param> kinds;
+  std::vector<int> numbers;  // [unit]: among those of its kind
   std::vector<UnitLayout> layouts;
   GroupSizes sizes;
   DType compute = DType::f32;
@@ -96,6 +99,8 @@ struct Plan {
   std::array<KindPlan, 2> per_kind;
 
   const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
+  /// Whether units of the kind move through windows: a rank alone has no peer.
+  bool uses_peers(Param kind) const { return transport == Transport::peer && of(kind).ranks > 1; }
 
   UnitBuffers carve_units(Carver& memory, Param kind) const {
     UnitBuffers buffers;
@@ -118,14 +123,15 @@ struct Plan {
   }
   /// Bytes of the symmetric window of a kind's group; 0 off the peer path.
   std::size_t window_bytes(Param kind) const {
-    if (transport == Transport::collective) return 0;
+    if (!uses_peers(kind)) return 0;
     Carver memory;
     carve_units(memory, kind);
     return memory.used_bytes();
   }
-  /// Channels of its signals: two credits of each slot and each gradient unit (PeerTransport).
+  /// Channels of its signals: of each slot and each gradient unit one to give it away, and one for each unit that may
+  /// be in it (PeerTransport).
   int channels(Param kind) const {
-    return transport == Transport::collective ? 0 : 2 * (of(kind).slots + of(kind).gradient_units);
+    return uses_peers(kind) ? (of(kind).slots + of(kind).gradient_units) * (1 + of(kind).units) : 0;
   }
   /// Bytes that sums work in, on the reduce stream.
   std::size_t workspace_bytes() const {
@@ -147,7 +153,7 @@ struct Plan {
     std::size_t symmetric = 0;
     int channels_of_all = 0;
     for (const Param kind : {Param::dense, Param::expert}) {
-      if (transport == Transport::collective) carve_units(persistent, kind);
+      if (!uses_peers(kind)) carve_units(persistent, kind);
       symmetric += window_bytes(kind);
       channels_of_all += channels(kind);
     }
@@ -163,7 +169,7 @@ inline void append_to(Message& message, const Plan& p) {
   message.append(" reduce_ctas=").append(p.reduce_ctas);
   for (const Param param : {Param::dense, Param::expert}) {
     const KindPlan& kind = p.of(param);
-    if (kind.slots == 0) continue;
+    if (kind.units == 0) continue;
     message.append(param == Param::dense ? " dense:" : " expert:").append(" ranks=").append(kind.ranks);
     message.append(" slots=").append(kind.slots).append("x").append(kind.unit_elems);
     message.append(" gradients=").append(kind.gradient_units).append("x").append(kind.unit_elems);
@@ -186,8 +192,9 @@ inline int most_in_window(std::span<const UnitSpec> units, Param kind, std::size
 }  // namespace detail
 
 /// Plans `units`, given in the order of the forward pass. A kind has as many slots as any prefetch + 1 consecutive
-/// units hold of it, and as many gradient units as any two consecutive ones do. Pure.
-/// Errors: shape_error F08 for sizes or options that cannot be; those of plan_unit.
+/// units hold of it, and as many gradient units as any two consecutive ones do; no slots in a group of one. Pure.
+/// Errors: shape_error F08 for sizes or options that cannot be, F03 when all units of a kind would be larger than
+/// max_unit_elems; those of plan_unit.
 inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const Options& options = {}) {
   Plan made;
   made.sizes = sizes;
@@ -197,9 +204,14 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   made.transport = options.transport;
   made.prefetch = options.prefetch;
   made.reduce_ctas = options.reduce_ctas;
-  if (sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0) {
-    fail<shape_error>("pleat[F08]: ", sizes.replicas, " replicas, a prefetch of ", options.prefetch, " and ",
-                      options.reduce_ctas, " reduce_ctas; replicas are 1 or more, the others 0 or more");
+  if (sizes.dense < 1 || sizes.expert < 1 || sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0) {
+    fail<shape_error>("pleat[F08]: groups of ", sizes.dense, " (dense) and ", sizes.expert, " (expert) ranks, ",
+                      sizes.replicas, " replicas, a prefetch of ", options.prefetch, " and ", options.reduce_ctas,
+                      " reduce_ctas; ranks and replicas are 1 or more, the others 0 or more");
+  }
+  if (options.transport > Transport::peer) {
+    fail<shape_error>("pleat[F08]: there is no transport ", static_cast<int>(options.transport),
+                      "; valid: collective peer");
   }
   const DType compute = options.compute;
   if (compute != DType::f64 && compute != DType::f32 && compute != DType::bf16) {
@@ -210,6 +222,10 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
                       "; valid dtypes: ", made.master, " ", compute);
   }
   for (const UnitSpec& unit : units) {
+    if (unit.kind > Param::expert) {
+      fail<shape_error>("pleat[F08]: unit ", unit.name, " is of kind ", static_cast<int>(unit.kind),
+                        "; valid: dense expert");
+    }
     if (unit.kind == Param::dense && unit.experts_local != 0) {
       fail<shape_error>("pleat[F03]: unit ", unit.name, " is dense and has experts_local=", unit.experts_local,
                         "; make it of kind expert, or leave the experts out");
@@ -222,13 +238,18 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
                                       .boundaries = unit.boundaries}));
     const UnitLayout& layout = made.layouts.back();
     KindPlan& kind = made.per_kind[static_cast<std::size_t>(unit.kind)];
+    made.numbers.push_back(kind.units++);
     kind.unit_elems = std::max(kind.unit_elems, layout.total_elems());
     kind.shard_elems = std::max(kind.shard_elems, layout.max_shard_elems());
   }
   for (const Param kind : {Param::dense, Param::expert}) {
     KindPlan& of_kind = made.per_kind[static_cast<std::size_t>(kind)];
     of_kind.ranks = sizes.of(kind);
-    of_kind.slots = detail::most_in_window(units, kind, std::size_t{1} + static_cast<std::size_t>(options.prefetch));
+    if (of_kind.ranks > 1) {
+      of_kind.slots = detail::most_in_window(units, kind, std::size_t{1} + static_cast<std::size_t>(options.prefetch));
+    }
+    detail::checked_elems("a kind of equal units", of_kind.unit_elems, of_kind.units);
+    detail::checked_elems("a sum over equal shards", of_kind.shard_elems, of_kind.ranks);
     of_kind.gradient_units = detail::most_in_window(units, kind, 2);
   }
   return made;

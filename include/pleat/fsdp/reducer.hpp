@@ -17,18 +17,24 @@ struct GradientTarget {
 };
 
 /// The gradients of one unit while they are written; borrowed, until `reduce` of the unit. What nobody writes counts as
-/// zero.
+/// zero. Errors of its calls: shape_error F11 for writing a frozen parameter, F13 for a parameter or an expert that the
+/// unit does not have.
 template <executor Executor>
 class GradientView {
  public:
   using stream_type = typename Executor::stream_type;
 
-  GradientView(const char* unit, const UnitView& view, std::span<char> written, Executor executor, stream_type s)
-      : unit_(unit), view_(view), written_(written), executor_(executor), stream_(s) {}
+  GradientView(const UnitView& view, std::span<char> written, Executor executor, stream_type s)
+      : view_(view), written_(written), executor_(executor), stream_(s) {}
 
+  /// Whether `param` has a gradient: it is not frozen.
+  bool trains(int param) const {
+    detail::check_param(view_.unit(), view_.layout(), param);
+    return !view_.layout().place(param).spec.frozen;
+  }
   /// The gradient of `param`, laid out as UnitView's; the caller promises to write it all, in the order of the compute
-  /// stream. Errors: shape_error F11 for a frozen parameter.
-  GradientTarget write(int param) {
+  /// stream.
+  [[nodiscard]] GradientTarget write(int param) {
     const std::span<char> flags = flags_of(param);
     const bool any = std::find(flags.begin(), flags.end(), 1) != flags.end();
     for (std::size_t e = 0; any && e < flags.size(); ++e) {
@@ -38,14 +44,16 @@ class GradientView {
     return {view_[param], any};
   }
   /// The same for one local expert.
-  GradientTarget write(int param, std::int64_t expert) {
-    char& flag = flags_of(param)[static_cast<std::size_t>(expert)];
+  [[nodiscard]] GradientTarget write(int param, std::int64_t expert) {
+    const std::span<char> flags = flags_of(param);
+    detail::check_expert(view_.unit(), view_.layout(), expert);
+    char& flag = flags[static_cast<std::size_t>(expert)];
     const bool accumulate = flag != 0;
     flag = 1;
     return {view_.expert(param, expert), accumulate};
   }
   /// The gradient of `param` for kernels that only add: zero before its first use.
-  TensorRef add_to(int param) {
+  [[nodiscard]] TensorRef add_to(int param) {
     const std::span<char> flags = flags_of(param);
     for (std::size_t e = 0; e < flags.size(); ++e) {
       if (!flags[e]) zero(param, static_cast<std::int64_t>(e));
@@ -57,9 +65,9 @@ class GradientView {
  private:
   std::span<char> flags_of(int param) const {
     const UnitLayout& layout = view_.layout();
-    if (layout.place(param).spec.frozen) {
-      fail<shape_error>("pleat[F11]: parameter ", layout.place(param).spec.name, " of unit ", unit_,
-                        " is frozen and has no gradient; leave its backward out");
+    if (!trains(param)) {
+      fail<shape_error>("pleat[F11]: parameter ", layout.place(param).spec.name, " of unit ", view_.unit(),
+                        " is frozen and has no gradient; write only where the view's trains(param) holds");
     }
     const auto blocks = static_cast<std::size_t>(layout.block_count());
     return written_.subspan(static_cast<std::size_t>(layout.storage_of(param)) * blocks, blocks);
@@ -69,7 +77,6 @@ class GradientView {
     executor_.zero(tensor.data(), static_cast<std::size_t>(tensor.elems()) * size_bytes(tensor.dtype()), stream_);
   }
 
-  const char* unit_;
   UnitView view_;
   std::span<char> written_;  // [parameter][expert]
   Executor executor_;
@@ -102,22 +109,21 @@ class Reducer {
 
   GradientView<Executor> gradient(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
-    Buffer& buffer = opened(unit, streams.compute);
-    const UnitView view(state_->layout(unit), bytes_of(buffer), state_->plan.gradient, state_->device());
-    return {state_->name(unit), view, written_[static_cast<std::size_t>(unit)], state_->executor, streams.compute};
+    std::byte* const base = state_->layout(unit).trains() ? bytes_of(opened(unit, streams.compute)) : nullptr;
+    return {state_->view(unit, base, state_->plan.gradient), written_[static_cast<std::size_t>(unit)], state_->executor,
+            streams.compute};
   }
 
   void reduce(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
-    const UnitLayout& layout = state_->layout(unit);
-    if (!layout.trains()) return;
+    if (!state_->layout(unit).trains()) return;
     Buffer& buffer = opened(unit, streams.compute);
     zero_unwritten(unit, bytes_of(buffer), streams.compute);
     UnitTransport<Executor>& transport = state_->transport(buffer.kind);
-    transport.ready(buffer.index, streams.compute);
+    transport.ready(buffer.index, unit, streams.compute);
     state_->executor.record(buffer.written, streams.compute);
     state_->executor.wait(streams.reduce, buffer.written);
-    add(unit, transport.terms(buffer.index, layout, streams.reduce), streams.reduce);
+    add(unit, transport.terms(buffer.index, unit, streams.reduce), streams.reduce);
     transport.release(buffer.index, streams.reduce);
     state_->executor.record(buffer.summed, streams.reduce);
     buffer.unit = -1;
@@ -142,6 +148,16 @@ class Reducer {
     }
     state_->executor.record(finished_, streams.reduce);
     state_->executor.wait(streams.compute, finished_);
+  }
+
+  /// Gradients that are being written, and what was summed in this step, are as if they had never been.
+  void discard() {
+    for (Buffer& buffer : buffers_) {
+      if (buffer.unit < 0) continue;
+      open_[static_cast<std::size_t>(buffer.unit)] = -1;
+      buffer.unit = -1;
+    }
+    std::fill(summed_.begin(), summed_.end(), char{0});
   }
 
   /// See Sharder.
@@ -181,9 +197,6 @@ class Reducer {
   Buffer& opened(int unit, stream_type compute) {
     int& at = open_[static_cast<std::size_t>(unit)];
     if (at >= 0) return buffers_[static_cast<std::size_t>(at)];
-    if (!state_->layout(unit).trains()) {
-      fail<shape_error>("pleat[F11]: all parameters of unit ", state_->name(unit), " are frozen; it has no gradients");
-    }
     at = take(state_->kind(unit), unit);
     Buffer& buffer = buffers_[static_cast<std::size_t>(at)];
     buffer.unit = unit;

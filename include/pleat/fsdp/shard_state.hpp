@@ -7,6 +7,7 @@
 
 #include <pleat/core/streams.hpp>
 #include <pleat/fsdp/plan.hpp>
+#include <pleat/fsdp/shard_memory.hpp>
 #include <pleat/fsdp/transport.hpp>
 #include <pleat/fsdp/view.hpp>
 
@@ -42,6 +43,9 @@ struct ShardState {
   UnitTransport<Executor>& transport(Param kind) const { return *transports[static_cast<std::size_t>(kind)]; }
   const ShardMemory& shard(int unit) const { return shards[static_cast<std::size_t>(unit)]; }
   const std::vector<Piece>& held(int unit) const { return pieces[static_cast<std::size_t>(unit)]; }
+  UnitView view(int unit, std::byte* base, DType dtype) const {
+    return {layout(unit), base, dtype, device(), name(unit)};
+  }
   const char* name(int unit) const { return plan.names[static_cast<std::size_t>(unit)].c_str(); }
 
   Device device() const { return executor.device(); }
@@ -55,15 +59,11 @@ struct ShardState {
   void check_unit(int unit) const {
     const auto count = static_cast<int>(plan.layouts.size());
     if (unit < 0 || unit >= count)
-      fail<shape_error>("pleat[F13]: there is no unit ", unit, "; units are 0 to ", count - 1);
+      fail<shape_error>("pleat[F13]: there is no unit ", unit, "; units are ", Indices{count});
   }
   void check_param(int unit, int param) const {
     check_unit(unit);
-    const auto count = static_cast<int>(layout(unit).params.size());
-    if (param < 0 || param >= count) {
-      fail<shape_error>("pleat[F13]: unit ", name(unit), " has no parameter ", param, "; its parameters are 0 to ",
-                        count - 1);
-    }
+    detail::check_param(name(unit), layout(unit), param);
   }
 };
 

@@ -41,7 +41,9 @@ struct ModelOptions {
 ///     model.backward(unit, [&](UnitView weights, auto& gradients) { ... gradients.write(param) ... });
 ///     model.finish_step([&](const ShardMemory& shard, int unit) { ... }); // after the last: the optimizer on shards
 ///
-/// All work is enqueued on the caller's streams; see Sharder, which this owns, for what its calls mean and throw.
+/// All work is enqueued on the caller's streams; see Sharder, which this owns, for what its calls mean and throw. When
+/// an `f` of forward or backward throws, its unit is released and the gradients of the step so far are dropped before
+/// the exception goes on: a trainer that catches it on every rank begins the step anew.
 template <communicator Comm, symmetric_arena Arena>
 class ShardedModel {
  public:
@@ -78,19 +80,19 @@ class ShardedModel {
   /// `f(weights)` enqueues work that reads the unit's weights.
   template <class F>
   void forward(int unit, F&& f) {
-    f(op_.acquire(unit, streams_));
-    op_.release(unit, streams_);
+    const UnitView weights = op_.acquire(unit, streams_);
+    use(unit, [&] { f(weights); });
   }
-  /// `f(weights, gradients)` enqueues work that also writes gradients where `gradients.write(param)` says.
+  /// `f(weights, gradients)` enqueues work that also writes gradients where `gradients.write(param)` says. It is called
+  /// for frozen units too, through which dx flows back: `gradients.trains(param)` says what may be written.
   template <class F>
   void backward(int unit, F&& f) {
     const UnitView weights = op_.acquire(unit, streams_);
-    if (op_.plan().layouts[static_cast<std::size_t>(unit)].trains()) {
+    use(unit, [&] {
       GradientView<executor_type> gradients = op_.gradient(unit, streams_);
       f(weights, gradients);
-    }
-    op_.reduce(unit, streams_);
-    op_.release(unit, streams_);
+      op_.reduce(unit, streams_);
+    });
   }
   /// `update(shard, unit)` enqueues, on the compute stream, the optimizer on the elements of this rank: it reads
   /// `shard.gradient` and writes `shard.master` and `shard.compute`.
@@ -113,6 +115,18 @@ class ShardedModel {
  private:
   using Buffer = buffer_for<typename Comm::device_type>;
 
+  /// Ends the use of an acquired unit after `f`.
+  template <class F>
+  void use(int unit, F&& f) {
+    try {
+      f();
+    } catch (...) {
+      op_.discard_gradients();
+      op_.release(unit, streams_);
+      throw;
+    }
+    op_.release(unit, streams_);
+  }
   sharder_type make(std::span<const UnitSpec> units, const ModelOptions& options) {
     const Groups<Comm> groups = groups_of(comms_);
     const auto planned = [&](Transport transport) {
@@ -125,7 +139,7 @@ class ShardedModel {
     };
     Plan made = planned(options.transport.value_or(Transport::peer));
     if (made.transport == Transport::peer) {
-      arena_ = std::make_unique<Arena>(comms_.world(), made.footprint().symmetric);
+      arena_ = make_arena(made.footprint());
       if (!options.transport && !on_all_ranks(is_reachable(*arena_, groups))) {
         arena_.reset();
         made = planned(Transport::collective);
@@ -134,6 +148,14 @@ class ShardedModel {
     persistent_ = Buffer(made.footprint().persistent);
     return bind(made, executor_type(), groups, Memory<Arena>{.persistent = persistent_.block(), .arena = arena_.get()},
                 streams_.compute);
+  }
+  /// With as many channels as units need, where an arena is told how many.
+  std::unique_ptr<Arena> make_arena(const Footprint& needs) const {
+    if constexpr (std::is_constructible_v<Arena, GroupComm<Comm>, std::size_t, int>) {
+      return std::make_unique<Arena>(comms_.world(), needs.symmetric, needs.channels);
+    } else {
+      return std::make_unique<Arena>(comms_.world(), needs.symmetric);
+    }
   }
   bool on_all_ranks(bool here) {
     const auto ranks = static_cast<std::size_t>(world_->size());

@@ -73,23 +73,28 @@ class Sharder {
 
   /// The unit's parameters, whole, in the compute dtype, valid in the order of the compute stream until `release`. May
   /// be nested. Gathers the unit unless a slot still holds it (so the last prefetch + 1 units of a forward pass are not
-  /// gathered again for backward), and the units of the next uses. Moves (ranks - 1) shards in and out per gather.
+  /// gathered again for backward), and the units of the next uses. Moves (ranks - 1) shards in and out per gather; in a
+  /// group of one the view is of the shard itself, and nothing is gathered.
   /// Errors: shape_error F09 when the order says another unit, F10 when all slots are held, F13.
   UnitView acquire(int unit, const streams_type& streams) { return gatherer_.acquire(unit, streams); }
   /// Ends a use: its slot may be overwritten once the compute stream is here. Errors: F10 when it is not held, F13.
   void release(int unit, const streams_type& streams) { gatherer_.release(unit, streams); }
 
   /// The unit's gradients of this micro-batch, to be written in the order of the compute stream until `reduce`; the
-  /// same ones when called again before that. Errors: shape_error F11 when all of it is frozen, F12 when the gradient
-  /// units of its kind are all being written, F13.
+  /// same ones when called again before that. Of a frozen unit nothing can be written. Errors: shape_error F12 when the
+  /// gradient units of its kind are all being written, F13.
   GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
-  /// A plain sum in the master's dtype: no divide, and padding and frozen parameters stay out. Parameters that nobody
-  /// wrote count as zero. Moves (ranks - 1) shards in and out. Errors: F13.
+  /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
+  /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out. Errors: F13.
   void reduce(int unit, const streams_type& streams) { reducer_.reduce(unit, streams); }
   /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
   /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step.
   void finish_gradients(const streams_type& streams) { reducer_.finish(streams); }
+
+  /// Drops the gradients of the step so far, those being written and those summed: what follows begins a new step, on
+  /// every rank alike. For a trainer that leaves a batch out. Enqueues nothing.
+  void discard_gradients() { reducer_.discard(); }
 
   /// This rank's shard of each unit, for optimizers; the memory is this operation's.
   std::span<const ShardMemory> shards() const { return state_->shards; }
@@ -126,14 +131,15 @@ class Sharder {
     reducer_.join(streams);
   }
 
-  /// Sets a parameter from the full tensor [shape...] or [experts_local, shape...], contiguous, of any float dtype and
-  /// the same on every rank; each keeps its shard. No communication. Errors: shape_error F07 for another shape, F10,
-  /// F13.
+  /// Sets a parameter from the full tensor [shape...] or [experts_local, shape...], contiguous, of f64, f32 or bf16 and
+  /// the same on every rank; each keeps its shard. No communication. Errors, on every rank alike: shape_error F07 for
+  /// another shape, T01 for another dtype, T07 without data, F10, F13.
   template <class T>
   void load(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
     const TensorRef full = as_tensor(tensor);
     check_full("load", unit, param, full);
+    dispatch_dtype(FloatTypes{}, full.dtype(), [](auto) {});
     const ShardMemory& shard = state_->shard(unit);
     const int storage = state_->layout(unit).storage_of(param);
     for (const Piece& piece : state_->held(unit)) {
@@ -151,7 +157,8 @@ class Sharder {
 
   /// Gathers a parameter's master, or its gradient as `finish_gradients` left it, into `tensor` [shape...] or
   /// [experts_local, shape...], contiguous, of the master's dtype; the compute stream sees it. Every rank of the shard
-  /// group calls. For checks, not for steps. Errors: shape_error F07, F11 for the gradient of a frozen parameter, F13.
+  /// group calls. For checks, not for steps. Errors: shape_error F07, T07, F11 for the gradient of a frozen parameter,
+  /// F13.
   template <class T>
   void export_master(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
@@ -213,17 +220,18 @@ class Sharder {
     }
     state->workspace = persistent.take_bytes(plan.workspace_bytes());
     for (const Param kind : {Param::dense, Param::expert}) {
-      if (plan.of(kind).slots == 0) continue;
+      if (plan.of(kind).units == 0) continue;
       auto& transport = state->transports[static_cast<std::size_t>(kind)];
-      if (plan.transport == Transport::peer) {
+      if (plan.uses_peers(kind)) {
         using Peer = PeerTransport<Executor, peers_type>;
         transport = std::make_unique<Peer>(
-            plan, kind, executor,
+            state->plan, kind, executor,
             pleat::detail::open_window("sharded parameters", plan.of(kind).ranks, groups.of(kind).gather, memory,
                                        plan.window_bytes(kind), plan.channels(kind)));
       } else {
         transport = std::make_unique<CollectiveTransport<Executor, Comm>>(
-            plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce, state->workspace);
+            state->plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce,
+            state->workspace);
       }
     }
     return state;
@@ -242,6 +250,10 @@ class Sharder {
     if (!fits) {
       fail<shape_error>("pleat[F07]: ", call, " of parameter ", state_->layout(unit).place(param).spec.name,
                         " of unit ", state_->name(unit), " got ", tensor, "; it must be ", wanted, " and contiguous");
+    }
+    if (tensor.data() == nullptr && tensor.elems() != 0) {
+      fail<shape_error>("pleat[T07]: ", call, " of parameter ", state_->layout(unit).place(param).spec.name,
+                        " of unit ", state_->name(unit), " got ", tensor, ", which has no data");
     }
   }
 

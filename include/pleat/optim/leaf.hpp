@@ -6,7 +6,7 @@
 
 #include <pleat/core/config.hpp>
 #include <pleat/core/executor.hpp>
-#include <pleat/fsdp/layout.hpp>
+#include <pleat/fsdp/shard_memory.hpp>
 
 namespace pleat::inline v0::optim {
 

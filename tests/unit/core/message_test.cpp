@@ -15,6 +15,7 @@
 namespace {
 
 using pleat::Divisors;
+using pleat::Indices;
 using pleat::List;
 using pleat::Message;
 using pleat::message_of;
@@ -100,6 +101,27 @@ TEST_CASE("copying an error cannot throw and keeps its text") {
   const pleat::shape_error first(message_of("kept"));
   const pleat::error copy = first;
   CHECK(std::string(copy.what()) == "kept");
+}
+
+TEST_CASE("numbers have up to 6 significant digits, and indices their range") {
+  const auto text = [](double value) { return std::string(Message().append(value).c_str()); };
+  CHECK(text(0) == "0");
+  CHECK(text(-0.95) == "-0.95");
+  CHECK(text(1e-8) == "1e-8");
+  CHECK(text(3.14159265) == "3.14159");
+  CHECK(text(0.00001234) == "0.00001234");
+  CHECK(text(299600) == "299600");
+  CHECK(text(-1234567) == "-1.23457e6");
+  CHECK(text(999999.7) == "1e6");
+  CHECK(text(1.5e300) == "1.5e300");
+  CHECK(text(1e-310).substr(0, 1) == "1");
+  CHECK(text(std::numeric_limits<double>::max()) == "1.79769e308");
+  CHECK(text(std::numeric_limits<double>::infinity()) == "inf");
+  CHECK(text(-std::numeric_limits<double>::infinity()) == "-inf");
+  CHECK(text(std::numeric_limits<double>::quiet_NaN()) == "nan");
+  CHECK(text(static_cast<double>(0.5F)) == "0.5");
+  CHECK(std::string(message_of("units are ", Indices{3}).c_str()) == "units are 0 to 2");
+  CHECK(std::string(message_of("units are ", Indices{0}).c_str()) == "units are none");
 }
 
 }  // namespace

@@ -211,7 +211,7 @@ TEST_CASE("a tied parameter has the storage of its target, once") {
   }
 }
 
-TEST_CASE("trainable ranges join neighbours and leave out padding and frozen parameters") {
+TEST_CASE("trainable ranges join over padding and leave out frozen parameters") {
   const ParamSpec specs[] = {{.name = "a", .shape = {8}},
                              {.name = "b", .shape = {8}},
                              {.name = "c", .shape = {3}},
@@ -219,7 +219,7 @@ TEST_CASE("trainable ranges join neighbours and leave out padding and frozen par
                              {.name = "e", .shape = {4}, .frozen = true},
                              {.name = "f", .shape = {4}}};
   const UnitLayout unit = plan_unit(specs, 1, {.alignment_elems = 4});
-  CHECK(trainable_ranges(unit, unit.pieces(0)) == std::vector<Range>{{0, 19}, {20, 4}, {28, 4}});
+  CHECK(trainable_ranges(unit, unit.pieces(0)) == std::vector<Range>{{0, 24}, {28, 4}});
 }
 
 TEST_CASE("what cannot be is an error with the values") {
@@ -252,6 +252,33 @@ TEST_CASE("what cannot be is an error with the values") {
         {.name = "w", .shape = {2}, .tied_to = 1});
   fails("pleat[F04]: parameter w (number 1 of its unit) is tied to number 0",
         {.name = "w", .shape = {3}, .tied_to = 0});
+  fails("pleat[F04]: parameter w (number 1 of its unit) is tied to number -7",
+        {.name = "w", .shape = {2}, .tied_to = -7});
+  fails("pleat[F03]: parameter w has a granule of kind 9 and optimizer 0; valid kinds: element rows matrix whole",
+        {.name = "w", .granule = {static_cast<Granule::Kind>(9)}});
+  fails("and optimizer 4; ", {.name = "w", .optimizer = static_cast<pleat::fsdp::Optimizer>(4)});
+}
+
+TEST_CASE("sizes that would overflow are errors with the bound") {
+  const auto fails = [](const char* text, std::vector<std::int64_t> shape, const LayoutOptions& options = {}) {
+    const ParamSpec spec{.name = "w", .shape = std::move(shape)};
+    CHECK_THROWS_WITH_AS(plan_unit({&spec, 1}, 2, options), doctest::Contains(text), pleat::shape_error);
+  };
+  constexpr std::int64_t one = 1;
+  fails("pleat[F03]: parameter w would have 4294967296 x 4294967296 elements; a unit has at most 72057594037927936",
+        {one << 32, one << 32});
+  fails("pleat[F03]: parameter w would have 3037000500 x 3037000500", {3037000500, 3037000500});
+  fails("pleat[F03]: parameter w would have 1 x 4611686018427387904", {one << 62});
+  fails("pleat[F03]: parameter w would have 1 x 4611686018427387904", {one << 62, 0});
+  fails("pleat[F03]: a unit of experts would have 1073741824 x 1073741824", {one << 30}, {.experts_local = one << 30});
+  fails("pleat[F03]: a unit over 2 ranks with an alignment of 128 elements and experts_local=17592186044416", {1},
+        {.experts_local = one << 44});
+  fails("pleat[F03]: a unit of aligned shards would have", {1}, {.alignment_elems = one << 56});
+  fails("pleat[F03]: a unit over 2 ranks with an alignment of 144115188075855872", {1}, {.alignment_elems = one << 57});
+  const std::int64_t far[] = {0, 1, one << 60};
+  fails("pleat[F03]: a unit of these boundaries would have", {1}, {.boundaries = far});
+  const ParamSpec largest{.name = "w", .shape = {one << 28, one << 28}, .granule = Granule::rows(one << 60)};
+  CHECK(plan_unit({&largest, 1}, 1).total_elems() == one << 56);
 }
 
 TEST_CASE("every layout: each element has one owner, segments are aligned, no boundary cuts a granule") {
@@ -302,7 +329,17 @@ TEST_CASE("every layout: each element has one owner, segments are aligned, no bo
         }
       }
       CHECK(last <= unit.shard_elems(r));
-      for (const Range& range : trainable_ranges(unit, pieces)) trainable += range.elems;
+      std::int64_t trained_here = 0;
+      for (const Piece& piece : pieces) {
+        const bool is_frozen = unit.place(piece.param).spec.frozen;
+        int ranges = 0;  // that hold the piece
+        for (const Range& range : trainable_ranges(unit, pieces)) {
+          ranges += range.begin < piece.shard_begin + piece.elems && piece.shard_begin < range.begin + range.elems;
+        }
+        CHECK(ranges == (is_frozen ? 0 : 1));
+        if (!is_frozen) trained_here += piece.elems;
+      }
+      trainable += trained_here;
     }
     std::size_t storage = 0;
     std::int64_t expected_trainable = 0;

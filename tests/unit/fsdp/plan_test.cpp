@@ -39,6 +39,18 @@ TEST_CASE("slots and gradient units are as many as neighbouring units need") {
   CHECK(all.of(Param::expert).slots == 3);
 }
 
+TEST_CASE("a rank alone has no slots and no window: it uses its shards where they lie") {
+  std::vector<fsdp::UnitSpec> units = vectors(2, 8);
+  units.push_back(
+      {.name = "experts", .kind = Param::expert, .experts_local = 2, .params = {{.name = "w", .shape = {4}}}});
+  const fsdp::Plan plan = fsdp::plan(units, {.dense = 2, .expert = 1}, {.transport = Transport::peer});
+  CHECK(plan.of(Param::dense).slots == 2);
+  CHECK(plan.of(Param::expert).slots == 0);
+  CHECK(plan.window_bytes(Param::expert) == 0);
+  CHECK(plan.channels(Param::expert) == 0);
+  CHECK(fsdp::plan(units, {}, {.transport = Transport::peer}).footprint().symmetric == 0);
+}
+
 TEST_CASE("memory: shards, slots and gradient units, and what sums work in off the peer path") {
   const auto units = vectors(5, 1024);
   const auto footprint = [&](fsdp::Options options, const fsdp::GroupSizes& sizes) {
@@ -48,11 +60,11 @@ TEST_CASE("memory: shards, slots and gradient units, and what sums work in off t
   const std::size_t shards = 5 * (256 * 4 + 256 * 4 + pieces);
   const std::size_t whole = 2 * 1024 * 4 + 2 * 1024 * 4;  // two slots, two gradient units
   CHECK(footprint({.transport = Transport::peer}, {.dense = 4}) ==
-        Footprint{.symmetric = whole, .persistent = shards, .channels = 8});
+        Footprint{.symmetric = whole, .persistent = shards, .channels = 24});
   CHECK(footprint({}, {.dense = 4}) == Footprint{.persistent = shards + whole + 4 * 256 * 4});
   const std::size_t copies = 5 * 256 * 2;
   CHECK(footprint({.compute = DType::bf16, .gradient = DType::bf16, .transport = Transport::peer}, {.dense = 4}) ==
-        Footprint{.symmetric = whole / 2, .persistent = shards + copies, .channels = 8});
+        Footprint{.symmetric = whole / 2, .persistent = shards + copies, .channels = 24});
 }
 
 TEST_CASE("the sizes of a mesh's groups") {
@@ -77,9 +89,19 @@ void check_error(const char* text, F f) {
 
 TEST_CASE("options that cannot be are errors with the values") {
   const auto units = vectors(1, 4);
-  check_error("pleat[F08]: 0 replicas, a prefetch of 1 and 10 reduce_ctas",
+  check_error("pleat[F08]: groups of 1 (dense) and 1 (expert) ranks, 0 replicas, a prefetch of 1 and 10 reduce_ctas",
               [&] { fsdp::plan(units, {.replicas = 0}); });
-  check_error("pleat[F08]: 1 replicas, a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
+  check_error("pleat[F08]: groups of -1 (dense)", [&] { fsdp::plan({}, {.dense = -1}); });
+  check_error("1 replicas, a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
+  check_error("pleat[F08]: there is no transport 9; valid: collective peer",
+              [&] { fsdp::plan(units, {}, {.transport = static_cast<Transport>(9)}); });
+  check_error("pleat[F08]: unit dense is of kind 3; valid: dense expert", [&] {
+    auto odd = units;
+    odd[0].kind = static_cast<Param>(3);
+    fsdp::plan(odd, {});
+  });
+  check_error("pleat[F03]: a kind of equal units would have 36028797018963968 x 3 elements",
+              [&] { fsdp::plan(vectors(3, std::int64_t{1} << 55), {}); });
   check_error("-2 reduce_ctas; ", [&] { fsdp::plan(units, {}, {.reduce_ctas = -2}); });
   check_error("pleat[F08]: parameters cannot be computed with in i32",
               [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });

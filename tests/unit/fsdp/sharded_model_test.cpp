@@ -1,6 +1,9 @@
 // ShardedModel trains like one rank, whatever moves the shards, and all ranks choose alike what does.
 #include <pleat/fsdp/sharded_model.hpp>
 
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -49,7 +52,7 @@ void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
       for (std::int64_t i = 0; i < elems; ++i) values.push_back(weight(u, i));
       u == 0 ? op.load(u, 0, values) : op.load(u, 0, values.data());
     }
-    int wrong = 0;
+    int wrong = 0, calls = 0;
     const auto check = [&](const fsdp::UnitView& weights, int u, int step) {
       for (std::int64_t i = 0; i < elems; ++i) wrong += weights[0].as<float>()[i] != trained(ranks, u, step, i);
     };
@@ -59,8 +62,14 @@ void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
         for (int u = 0; u < units; ++u) op.forward(u, [&](const fsdp::UnitView& w) { check(w, u, step); });
         for (int u = units; u-- > 0;) {
           op.backward(u, [&](const fsdp::UnitView& w, auto& gradients) {
-            CHECK(u != frozen);
+            ++calls;
             check(w, u, step);
+            CHECK(gradients.trains(0) == (u != frozen));
+            if (u == frozen) {  // dx flows back through it
+              CHECK_THROWS_WITH_AS(std::ignore = gradients.write(0),
+                                   doctest::Contains("pleat[F11]: parameter w of unit unit is frozen"), shape_error);
+              return;
+            }
             const auto [tensor, accumulates] = gradients.write(0);
             for (std::int64_t i = 0; i < elems; ++i) {
               tensor.template as<float>()[i] = gradient(world.rank(), u, step, micro, i);
@@ -82,6 +91,7 @@ void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
     for (int u = 0; u < units; ++u) op.forward(u, [&](const fsdp::UnitView& w) { check(w, u, steps); });
     op.wait();
     CHECK(wrong == 0);
+    CHECK(calls == steps * micro_batches * units);
   });
 }
 
@@ -99,6 +109,47 @@ TEST_CASE("a sharded model trains as one rank does") {
                      Transport::collective);
   }
   train<HostArena>(4, {.compute = DType::f32, .replicas = 2}, Transport::peer);
+}
+
+TEST_CASE("a batch that throws is left out: the next step has its own gradients and no others") {
+  for (const Transport transport : {Transport::collective, Transport::peer}) {
+    run_ranks(2, [&](ThreadComm& world) {
+      fsdp::ShardedModel<ThreadComm, HostArena> op(world, model(), {}, {.compute = DType::f32, .transport = transport});
+      for (int u = 0; u < units; ++u) op.load(u, 0, std::vector<float>(elems, 1));
+      const auto pass = [&](int thrower, bool forward) {
+        op.begin_step();
+        for (int u = 0; u < units; ++u) {
+          op.forward(u, [&](const fsdp::UnitView&) {
+            if (forward && u == thrower) throw std::runtime_error("a bad batch");
+          });
+        }
+        for (int u = units; u-- > 0;) {
+          op.backward(u, [&](const fsdp::UnitView&, auto& gradients) {
+            if (u == frozen) return;
+            const auto [tensor, accumulates] = gradients.write(0);
+            if (accumulates) fail<error>("a gradient was left over");
+            std::fill_n(tensor.template as<float>(), elems, static_cast<float>(u + 1));
+            if (!forward && u == thrower) throw std::runtime_error("a bad batch");
+          });
+        }
+      };
+      for (int thrower = 0; thrower < units; ++thrower) {
+        for (const bool forward : {true, false}) {
+          if (!forward && thrower == frozen) continue;
+          CHECK_THROWS_WITH(pass(thrower, forward), "a bad batch");
+          pass(-1, false);
+          op.finish_step([&](const fsdp::ShardMemory& shard, int u) {
+            for (std::int64_t k = 0; k < shard.piece_count; ++k) {
+              const float* const at = static_cast<const float*>(shard.gradient) + shard.pieces[k].begin;
+              CHECK(std::count(at, at + shard.pieces[k].elems, 2.0F * static_cast<float>(u + 1)) ==
+                    shard.pieces[k].elems);
+            }
+          });
+        }
+      }
+      op.wait();
+    });
+  }
 }
 
 TEST_CASE("where one rank cannot reach its group, all take collectives; peer access that is forced is an error") {

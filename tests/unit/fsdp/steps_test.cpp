@@ -2,7 +2,10 @@
 #include <pleat/fsdp/sharder.hpp>
 
 #include <array>
+#include <bit>
 #include <functional>
+#include <random>
+#include <tuple>
 
 #include <doctest/doctest.h>
 
@@ -295,7 +298,7 @@ void check_error(const char* text, F f) {
 TEST_CASE("calls that do not fit are errors with the values") {
   std::vector<fsdp::UnitSpec> units = vectors(3, 4);
   units.push_back({.name = "frozen", .params = {{.name = "table", .shape = {3}, .frozen = true}}});
-  with_sharder(1, units, {.prefetch = 0}, dense_world, [&](Sharder& op, ThreadComm&) {
+  with_sharder(2, units, {.prefetch = 0}, dense_world, [&](Sharder& op, ThreadComm&) {
     const std::vector<float> w(4, 1);
     for (int u = 0; u < 3; ++u) op.load(u, 0, w, {});
     op.load(3, 0, std::vector<float>(3), {});
@@ -304,6 +307,9 @@ TEST_CASE("calls that do not fit are errors with the values") {
                 [&] { op.load(1, 0, std::vector<float>(5), {}); });
     check_error("pleat[F07]", [&] { op.load(1, 0, TensorRef(w.data(), {2, 2}), {}); });
     std::vector<double> wide(4);
+    check_error("pleat[T07]: load of parameter w of unit unit 1 got f32 [4] on host, which has no data",
+                [&] { op.load(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
+    check_error("pleat[T07]", [&] { op.export_master(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
     check_error("pleat[F07]: export_master into a tensor of f64; it must be of f32",
                 [&] { op.export_master(0, 0, wide, {}); });
 
@@ -318,7 +324,8 @@ TEST_CASE("calls that do not fit are errors with the values") {
     check_error("pleat[F09]: use 2 is of unit unit 1, but the order given to begin() has ended",
                 [&] { op.acquire(1, {}); });
 
-    check_error("pleat[F11]: all parameters of unit frozen are frozen", [&] { op.gradient(3, {}); });
+    check_error("pleat[F11]: parameter table of unit frozen is frozen and has no gradient; write only where",
+                [&] { std::ignore = op.gradient(3, {}).write(0); });
     check_error("pleat[F11]", [&] { op.export_gradient(3, 0, std::vector<float>(3), {}); });
     op.gradient(0, {});
     op.gradient(1, {});
@@ -330,13 +337,114 @@ TEST_CASE("calls that do not fit are errors with the values") {
     check_error("pleat[F13]: there is no unit 4; units are 0 to 3", [&] { op.acquire(4, {}); });
     check_error("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0", [&] { op.load(0, 1, w, {}); });
     check_error("pleat[F13]", [&] { op.begin(std::array{0, -1}); });
+    op.begin({});
+    const fsdp::UnitView view = op.acquire(0, {});
+    check_error("pleat[F13]: unit unit 0 has no parameter 99; its parameters are 0 to 0", [&] { view[99]; });
+    check_error("pleat[F13]", [&] { view[-1]; });
+    check_error("pleat[F13]: unit unit 0 has no local expert 1; valid: 0 to 0", [&] { view.expert(0, 1); });
+    op.release(0, {});
+    auto gradients = op.gradient(1, {});
+    check_error("pleat[F13]: unit unit 1 has no parameter 99", [&] { std::ignore = gradients.write(99); });
+    check_error("pleat[F13]: unit unit 1 has no parameter -1", [&] { std::ignore = gradients.add_to(-1); });
+    check_error("pleat[F13]: unit unit 1 has no local expert 99", [&] { std::ignore = gradients.write(0, 99); });
+    check_error("pleat[F13]", [&] { std::ignore = gradients.write(1, 0); });
   });
 
   const std::vector<fsdp::UnitSpec> mixed{
       {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}}};
   with_sharder(1, mixed, {}, dense_world, [&](Sharder& op, ThreadComm&) {
-    check_error("pleat[F11]: parameter table of unit a is frozen", [&] { op.gradient(0, {}).write(1); });
+    check_error("pleat[F11]: parameter table of unit a is frozen", [&] { std::ignore = op.gradient(0, {}).write(1); });
   });
+}
+
+TEST_CASE("what no rank can load is refused by all, also by those that hold nothing of it") {
+  with_sharder(2, vectors(1, 3), {}, dense_world, [&](Sharder& op, ThreadComm&) {
+    const std::vector<std::int32_t> whole(3);
+    check_error("pleat[T01]: dtype i32 is not supported here; valid dtypes: f64 f32 bf16",
+                [&] { op.load(0, 0, whole, {}); });
+    check_error("pleat[T01]",
+                [&] { op.load(0, 0, TensorRef(const_cast<std::int32_t*>(whole.data()), DType::f16, {3}), {}); });
+  });
+}
+
+TEST_CASE("what is exported on one mesh and loaded on another has the same bits, whatever the padding") {
+  const auto units_of = [](std::int64_t experts) {
+    return std::vector<fsdp::UnitSpec>{
+        {.name = "dense",
+         .params = {{.name = "w", .shape = {13, 7}, .granule = fsdp::Granule::row()},
+                    {.name = "b", .shape = {5}},
+                    {.name = "s", .shape = {}},
+                    {.name = "table", .shape = {3, 3}, .frozen = true}}},
+        {.name = "experts",
+         .kind = Param::expert,
+         .experts_local = experts,
+         .params = {{.name = "up", .shape = {5, 3}}, {.name = "down", .shape = {3, 5}}}}};
+  };
+  using Values = std::vector<std::vector<std::vector<float>>>;  // [unit][param]
+  // Loads `values` on one mesh; returns what its ranks export after a gather, which all of them see alike.
+  const auto carried = [&](int ranks, std::int64_t alignment, Transport transport, const Values& values) {
+    Values out = values;
+    run_ranks(ranks, [&](ThreadComm& world) {
+      const MeshComms comms(RuntimeMesh::fold({.world = ranks}), world,
+                            std::array{Lane::main, Lane::gather, Lane::reduce});
+      const auto groups = fsdp::groups_of(comms);
+      const fsdp::Plan plan =
+          fsdp::plan(units_of(3), groups.sizes(), {.transport = transport, .alignment_elems = alignment});
+      const HostBuffer persistent(plan.footprint().persistent, 0xff);
+      HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
+      Sharder op = fsdp::bind(plan, HostExecutor{}, groups,
+                              Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
+      for (int u = 0; u < 2; ++u) {
+        const auto& unit = values[static_cast<std::size_t>(u)];
+        for (int p = 0; p < static_cast<int>(unit.size()); ++p) {
+          auto full = unit[static_cast<std::size_t>(p)];
+          op.load(u, p, op.full(u, p, full.data(), DType::f32), {});
+          std::fill(full.begin(), full.end(), -1.0F);
+          op.export_master(u, p, op.full(u, p, full.data(), DType::f32), {});
+          if (world.rank() == ranks - 1) out[static_cast<std::size_t>(u)][static_cast<std::size_t>(p)] = full;
+        }
+      }
+    });
+    return out;
+  };
+  std::mt19937 random(std::random_device{}());
+  const auto drawn = [&](std::size_t elems) {
+    std::vector<float> values(elems);
+    for (float& value : values) value = std::bit_cast<float>(static_cast<std::uint32_t>(random() % 0x7f000000u));
+    return values;
+  };
+  const Values values{{drawn(91), drawn(5), drawn(1), drawn(9)}, {drawn(45), drawn(45)}};
+  Values carries = values;
+  for (const auto& [ranks, alignment] : {std::pair{2, 128}, {3, 8}, {5, 1}, {1, 4}, {8, 3}}) {
+    for (const Transport transport : transports) carries = carried(ranks, alignment, transport, carries);
+    CHECK(carries == values);
+  }
+}
+
+TEST_CASE("ranks that use units in different orders never take one for another: they end at the deadline") {
+  for (const bool reduces : {false, true}) {
+    const auto f = [&](ThreadComm& world) {
+      const auto groups = dense_world(world);
+      const fsdp::Plan plan = fsdp::plan(vectors(2, 6), groups.sizes(), {.transport = Transport::peer});
+      const HostBuffer persistent(plan.footprint().persistent);
+      HostArena arena(GroupComm<ThreadComm>(world), plan.footprint().symmetric);
+      Sharder op = fsdp::bind(plan, HostExecutor{}, groups,
+                              Memory<HostArena>{.persistent = persistent.block(), .arena = &arena});
+      for (int u = 0; u < 2; ++u) op.load(u, 0, std::vector<float>(6, static_cast<float>(u)), {});
+      for (int use = 0; use < 2; ++use) {
+        const int u = world.rank() == 0 ? use : 1 - use;
+        if (reduces) {
+          op.reduce(u, {});
+          continue;
+        }
+        const fsdp::UnitView view = op.acquire(u, {});
+        if (view[0].as<float>()[0] != static_cast<float>(u)) throw std::runtime_error("the weights of another unit");
+        op.release(u, {});
+      }
+    };
+    CHECK_THROWS_WITH_AS(run_ranks(2, f, {.deadline = std::chrono::milliseconds(200)}), doctest::Contains("pleat[C04]"),
+                         comm_error);
+  }
 }
 
 TEST_CASE("groups and memory that do not fit are errors with the values") {
@@ -346,11 +454,14 @@ TEST_CASE("groups and memory that do not fit are errors with the values") {
   check_error(
       "pleat[F05]: the plan is for shard groups of 2 (dense) and 1 (expert) ranks and 1 replicas; the groups have 1",
       [&] { fsdp::bind(fsdp::plan(units, {.dense = 2}), HostExecutor{}, Groups{}, memory); });
-  CHECK_THROWS_WITH_AS(
-      fsdp::bind(fsdp::plan(units, {}, {.transport = Transport::peer}), HostExecutor{}, Groups{}, memory),
-      doctest::Contains("pleat[C29]: sharded parameters planned for 1 ranks needs a group of 1 and an arena that "
-                        "reaches it; the group is {0}, the arena is null"),
-      comm_error);
+  run_ranks(2, [&](ThreadComm& world) {
+    CHECK_THROWS_WITH_AS(
+        fsdp::bind(fsdp::plan(units, {.dense = 2}, {.transport = Transport::peer}), HostExecutor{}, dense_world(world),
+                   memory),
+        doctest::Contains("pleat[C29]: sharded parameters planned for 2 ranks needs a group of 2 and an arena that "
+                          "reaches it; the group is {0, 1}, the arena is null"),
+        comm_error);
+  });
 }
 
 }  // namespace
