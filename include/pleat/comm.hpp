@@ -12,6 +12,7 @@
 #include <pleat/comm/run_ranks.hpp>
 #include <pleat/comm/thread_arena.hpp>
 #include <pleat/comm/thread_comm.hpp>
+#include <pleat/comm/thread_ranks.hpp>
 #include <pleat/core/host/buffer.hpp>
 #include <pleat/core/host/executor.hpp>
 #include <pleat/core/host/leaf.hpp>

@@ -130,6 +130,20 @@ class RingAttention {
     run_forward(s, work, q, latents(input("latent", latent)), out, saved, expander);
   }
 
+  /// The Saved of an earlier forward, for frameworks that keep residuals as tensors of their own: `memory` holds the
+  /// bytes that forward left in its Saved's memory, q, k, v and out the values of that call, wherever they are now. All
+  /// are borrowed. Errors: as forward.
+  template <class Q, class K, class V, class Out>
+  Saved restore(Block memory, const Q& q, const K& k, const V& v, const Out& out) const {
+    return restore(work_, memory, q, k, v, out);
+  }
+  template <class Q, class K, class V, class Out>
+  Saved restore(const PlacedWork& work, Block memory, const Q& q, const K& k, const V& v, const Out& out) const {
+    Saved saved(memory);
+    fill(saved, work, q, keys_values(k, v), out);
+    return saved;
+  }
+
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
   /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation.
   template <class DOut, class DQ, class DK, class DV>
@@ -184,12 +198,17 @@ class RingAttention {
   template <class Q, class Out, class Expander>
   void run_forward(const StreamPair& s, const PlacedWork& work, const Q& q, const KeyValueBlock& own, const Out& out,
                    Saved& saved, Expander& expander) {
+    fill(saved, work, q, own, out);
+    std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_, expander); }, transport_);
+  }
+  /// All of a Saved but the bytes of its memory.
+  template <class Q, class Out>
+  void fill(Saved& saved, const PlacedWork& work, const Q& q, const KeyValueBlock& own, const Out& out) const {
     Carver memory(saved.memory_);
     saved.tensors_ = call_tensors(q, own, out);
     saved.tensors_.lse = schedule_.statistics(detail::take_saved(memory, *plan_));
     saved.work_ = work;
     saved.plan_ = plan_.get();
-    std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_, expander); }, transport_);
   }
   template <class DOut, class DQ, class Expander>
   void run_backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const KeyValueBlock& own,

@@ -1,5 +1,6 @@
 // run_ranks: what a program sees of the errors of its ranks.
 #include <pleat/comm/run_ranks.hpp>
+#include <pleat/comm/thread_ranks.hpp>
 
 #include <atomic>
 #include <stdexcept>
@@ -117,6 +118,34 @@ TEST_CASE("ranks may return at different times") {
     world.barrier();
     std::this_thread::sleep_for(std::chrono::milliseconds(world.rank()));
   });
+}
+
+TEST_CASE("threads that exist are ranks; one that fails ends the waits of the others") {
+  const testing_support::Watchdog watchdog("thread_ranks");
+  CHECK_THROWS_WITH(ThreadRanks(0), "pleat[C01]: a world of 0 ranks; at least 1 is needed");
+  const ThreadRanks ranks(3);
+  for (const int none : {-1, 3}) CHECK_THROWS_AS(ranks.comm(none), mesh_error);
+  std::string seen[3];
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < 3; ++r) {
+      threads.emplace_back([&ranks, &seen, r] {
+        ThreadComm comm = ranks.comm(r);
+        std::int64_t mine = r + 1, all[3];
+        comm.all_gather(&mine, all, 1, DType::i64);
+        seen[r] = std::to_string(all[0] + all[1] + all[2]);
+        if (r == 1) return ranks.fail(r, "the framework gave up");
+        try {
+          comm.barrier();
+        } catch (const comm_error& e) {
+          seen[r] += e.what();
+        }
+      });
+    }
+  }
+  CHECK(seen[1] == "6");
+  for (const int r : {0, 2}) CHECK(seen[r].starts_with("6pleat[C02]: rank 1 failed"));
+  for (const int r : {0, 2}) CHECK(seen[r].find("the framework gave up") != std::string::npos);
 }
 
 }  // namespace
