@@ -8,6 +8,7 @@
 
 #include <pleat/attention/cuda/hopper_backward_adds.cuh>
 #include <pleat/attention/cuda/hopper_backward_loads.cuh>
+#include <pleat/attention/cuda/hopper_rows.cuh>
 #include <pleat/cuda/hopper/cluster.cuh>
 #include <pleat/cuda/hopper/launch.cuh>
 #include <pleat/cuda/hopper/wgmma.cuh>
@@ -37,8 +38,10 @@ class Consumer {
       arrive(s_.item_empty[slot.stage]);
       slot.advance();
     }
-    s_.dq_empty[at_.place()].wait(at_.parity() ^ 1);
-    arrive(s_.dq_full[at_.place()]);  // the record says that no more will come
+    for (int i = 0; i < 2; ++i, ++at_.count) {
+      s_.dq_empty[at_.place()].wait(at_.parity() ^ 1);
+      arrive(s_.dq_full[at_.place()]);  // the record says that no more will come
+    }
   }
 
  private:
@@ -67,8 +70,10 @@ class Consumer {
       arrive(s_.kv_empty);
     }
     const auto item = call_.item(ticket);
-    store<Tiling::qk_dim>(call_.dk, dk, key, item, call_.scale, call_.accumulate_dk);
-    store<Tiling::v_dim>(call_.dv, dv, key, item, 1.0f, call_.accumulate_dv);
+    const std::int64_t tokens = call_.extents.k_tokens;
+    store_rows<Tiling::qk_dim>(call_.dk, dk, key + row_, tokens, item.batch, item.head, call_.scale,
+                               call_.accumulate_dk);
+    store_rows<Tiling::v_dim>(call_.dv, dv, key + row_, tokens, item.batch, item.head, 1.0f, call_.accumulate_dv);
   }
 
   /// One tile of queries; whether it was the item's last.
@@ -233,30 +238,6 @@ class Consumer {
     zero_outside<Tiling::keys, Tiling::v_dim>(s_.v, low, high, 2 + place_);
   }
 
-  template <int Dim>
-  __device__ void store(const HeadRows<float>& to, float (&x)[Dim / 2], int key, typename Call<T>::Item item,
-                        float scale, bool accumulate) const {
-#pragma unroll
-    for (float& value : x) value *= scale;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int k = key + row_ + 8 * i;
-      if (k >= call_.extents.k_tokens) continue;
-      auto* const row = reinterpret_cast<float2*>(to.at(item.batch, k, item.head)) + threadIdx.x % 4;
-      if (accumulate) {  // all loads before the stores, which might write what they read
-        float2 before[Dim / 8];
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j) before[j] = row[4 * j];
-#pragma unroll
-        for (int j = 0; j < Dim / 8; ++j) {
-          x[4 * j + 2 * i] += before[j].x;
-          x[4 * j + 2 * i + 1] += before[j].y;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < Dim / 8; ++j) row[4 * j] = {x[4 * j + 2 * i], x[4 * j + 2 * i + 1]};
-    }
-  }
   /// Each warp: it is done with, or has written, its part.
   __device__ static void arrive(Barrier& barrier) {
     __syncwarp();
@@ -294,14 +275,14 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
     }
     __syncthreads();
     if (threadIdx.x < warp_group_threads) {
-      give_registers<40>();
+      give_registers<Tiling::producer_registers>();
       if (threadIdx.x < 32) {
         produce<Tiling>(s, call, maps);
-      } else if (threadIdx.x < 64) {
-        add_queries<Tiling>(s, call, maps);
+      } else if (threadIdx.x < 96) {
+        add_queries<Tiling>(s, call, maps, static_cast<int>(threadIdx.x) / 32 - 1);
       }
     } else {
-      take_registers<232>();
+      take_registers<Tiling::consumer_registers>();
       Consumer<Tiling, T>(s, call).run();
     }
   }
@@ -368,24 +349,14 @@ struct HopperBackward {
   /// cuda_error C20.
   static bool takes(const Backward<T>& a) {
     const Extents& e = a.extents;
-    const auto stores = [](const HeadRows<float>& x) {
-      return reinterpret_cast<std::uintptr_t>(x.data) % 8 == 0 && x.batch_stride % 2 == 0 && x.token_stride % 2 == 0 &&
-             x.head_stride % 2 == 0;
-    };
-    return a.workspace != nullptr && e.qk_dim == Tiling::qk_dim && e.v_dim == Tiling::v_dim &&
-           e.q_tokens < most_tokens && e.k_tokens < most_tokens &&
-           is_head_mappable(a.q, e.batch, e.q_tokens, e.q_heads, e.qk_dim) &&
-           is_head_mappable(a.k, e.batch, e.k_tokens, e.kv_heads, e.qk_dim) &&
-           is_head_mappable(a.v, e.batch, e.k_tokens, e.kv_heads, e.v_dim) &&
-           is_head_mappable(a.dout, e.batch, e.q_tokens, e.q_heads, e.v_dim) &&
-           is_head_mappable(a.dq, e.batch, e.q_tokens, e.q_heads, e.qk_dim) && stores(a.dk) && stores(a.dv) &&
+    return a.workspace != nullptr && are_inputs_mappable(a, Tiling::qk_dim, Tiling::v_dim) &&
+           is_head_mappable(a.dq, e.batch, e.q_tokens, e.q_heads, e.qk_dim) && takes_pairs(a.dk) && takes_pairs(a.dv) &&
            is_built_here();
   }
-  /// What it takes. In a fixed order few tiles of keys of a head run together, because each waits for those before it;
-  /// otherwise many, because they share L2. Errors: cuda_error C20.
+  /// What it takes. Tiles of keys of few heads run together, because they share queries in L2; in a fixed order of some
+  /// more, because each waits for those before it. Errors: cuda_error C20.
   static void run(const Backward<T>& a, cudaStream_t stream) {
-    const int heads = a.extents.batch * a.extents.kv_heads;
-    hopper_backward_detail::launch<Tiling>(a, a.deterministic ? heads : std::min(heads, 8), stream);
+    hopper_backward_detail::launch<Tiling>(a, a.deterministic ? 16 : 8, stream);
   }
   static void preload() {
     (void)is_built_here();

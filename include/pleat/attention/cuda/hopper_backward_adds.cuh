@@ -1,4 +1,4 @@
-// The warp of the Hopper backward kernel that adds tiles of dQ to device memory: in a fixed order when asked for, by
+// The warps of the Hopper backward kernel that add tiles of dQ to device memory: in a fixed order when asked for, by
 // turns that are counted per tile.
 #pragma once
 
@@ -22,69 +22,59 @@ __device__ unsigned adds_before(const TileRecord& tile, const WorkList& work, co
   return __reduce_add_sync(~0u, static_cast<unsigned>(count));
 }
 
-/// The order of the adds to a tile of dQ: `turn` counts those that have landed.
+/// The place of an add among those to its tile of dQ: `landed` counts them. One thread.
 struct Turn {
-  unsigned* turn = nullptr;  // null: any order
+  unsigned* landed = nullptr;  // null: any order
   unsigned mine = 0;
 
-  __device__ bool is_mine() const {
-    unsigned landed;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(landed) : "l"(turn) : "memory");
-    return landed == mine;
-  }
-  /// After the add has landed.
-  __device__ void pass() const {
+  __device__ void wait() const {
+    if (landed == nullptr) return;
+    unsigned count;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(landed) : "memory");
+    } while (count != mine);
     asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(mine + 1) : "memory");
+  }
+  /// Returns after this thread's adds have landed.
+  __device__ void pass() const {
+    if (landed == nullptr) return;
+    wait_stores<0>();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(landed), "r"(mine + 1) : "memory");
   }
 };
 
-/// One warp: adds tiles of dQ to device memory. A tile's turn is passed on when the add has landed, not only been read,
-/// which is seen after the next add is under way, or before waiting for a turn.
+/// One warp for each place of dQ in shared memory: adds the tiles that come there to device memory. In a fixed order a
+/// tile waits for its turn, and passes it on when the add has landed, not only been read; both take longer than a
+/// tile's products, so the other warp's next tile is under way meanwhile.
 template <class Tiling, class T>
-__device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
+__device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& maps, int place) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const TileRectangle first_32 =
       lane < call.work.count ? TileRectangle::of(call.work.rectangles[lane]) : TileRectangle{};
-  Turn before;
-  for (TileNumber at;; ++at.count) {
-    s.dq_full[at.place()].wait(at.parity());
+  for (TileNumber at{static_cast<unsigned>(place)};; at.count += 2) {
+    s.dq_full[place].wait(at.parity());
     const TileRecord& tile = s.record[at.count % Shared<Tiling>::records];
     if (!tile.exists) break;
-    Turn now;
+    Turn turn;
     if (call.turns != nullptr) {
-      now.turn = call.turns +
-                 (static_cast<std::int64_t>(tile.batch) * call.extents.q_heads + tile.head) * call.query_tiles +
-                 tile.query / Tiling::queries;
-      now.mine = adds_before<Tiling>(tile, call.work, first_32);
+      turn = {call.turns +
+                  (static_cast<std::int64_t>(tile.batch) * call.extents.q_heads + tile.head) * call.query_tiles +
+                  tile.query / Tiling::queries,
+              adds_before<Tiling>(tile, call.work, first_32)};
     }
     if (lane == 0) {
-      if (now.turn != nullptr && !now.is_mine()) {
-        wait_stores<0>();
-        if (before.turn != nullptr) before.pass();
-        before.turn = nullptr;
-        while (!now.is_mine()) {
-        }
-      }
-      if (now.turn != nullptr) asm volatile("fence.proxy.async;" ::: "memory");
+      turn.wait();
 #pragma unroll
       for (int half = 0; half < Tiling::consumers; ++half) {
-        add(maps.dq, s.dq[at.place()][half], 0, tile.query, half * Tiling::half / 32, tile.head, tile.batch);
+        add(maps.dq, s.dq[place][half], 0, tile.query, half * Tiling::half / 32, tile.head, tile.batch);
       }
       commit_stores();
       wait_stores_read<0>();
-      s.dq_empty[at.place()].arrive();
-      if (before.turn != nullptr) {
-        wait_stores<1>();
-        before.pass();
-      }
-      before = now;
+      s.dq_empty[place].arrive();
+      turn.pass();
     }
     __syncwarp();
-  }
-  if (lane == 0) {
-    wait_stores<0>();
-    if (before.turn != nullptr) before.pass();
   }
 }
 

@@ -15,6 +15,8 @@ struct BackwardTiling {
   static constexpr int consumers = 2, keys = 64 * consumers, queries = 64;
   static constexpr int half = QkDim / consumers;  // columns of dQ per warp group
   static constexpr int threads = (consumers + 1) * hopper::warp_group_threads;
+  static constexpr int producer_registers = QkDim + VDim < 256 ? 56 : 40;
+  static constexpr int consumer_registers = QkDim + VDim < 256 ? 224 : 232;
 };
 
 namespace hopper_backward_detail {
@@ -110,7 +112,7 @@ __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps
     auto tiles = query_tiles<Tiling>(call, key_tile);
     bool more = exists && tiles.next();
     if (lane == 0) {
-      if (!exists) s.record[at.count % Shared<Tiling>::records].exists = false;
+      for (unsigned i = 0; i < 2 && !exists; ++i) s.record[(at.count + i) % Shared<Tiling>::records].exists = false;
       s.item[slot.stage] = ticket;
       s.any[slot.stage] = more;
       s.item_full[slot.stage].arrive();
