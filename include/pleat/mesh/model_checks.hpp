@@ -28,6 +28,7 @@ PLEAT_HD constexpr long long greatest_common_divisor(long long a, long long b) {
 /// possible ep. Errors: M06.
 PLEAT_HD constexpr int experts_per_rank(int ep, int experts, long long stage) {
   if (experts < 1) fail<mesh_error>("pleat[M06]: experts=", experts, " must be at least 1");
+  if (ep < 1) fail<mesh_error>("pleat[M06]: ep=", ep, " must be at least 1");
   if (!detail::divides(ep, experts)) {
     fail<mesh_error>("pleat[M06]: experts=", experts, " is not divisible by ep=", ep,
                      "; valid ep: ", Divisors{detail::greatest_common_divisor(experts, stage)},

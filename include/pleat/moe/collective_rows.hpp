@@ -7,7 +7,7 @@
 
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/core/executor.hpp>
-#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/dispatch_saved.hpp>
 #include <pleat/moe/leaf.hpp>
 
 namespace pleat::inline v0::moe {

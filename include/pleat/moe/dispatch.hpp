@@ -1,6 +1,7 @@
 // Dispatch and combine: token rows to the ranks of their experts and weighted results back, with their gradients.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,6 +14,21 @@
 #include <pleat/moe/row_transport.hpp>
 
 namespace pleat::inline v0::moe {
+
+namespace detail {
+template <class Executor, class Comm, class Arena>
+struct RowsOf {
+  using type = std::variant<PeerRows<Executor, pleat::detail::peers_of<Arena>>, CollectiveRows<Executor, Comm>>;
+};
+template <class Executor, class Comm>
+struct RowsOf<Executor, Comm, void> {
+  using type = std::variant<CollectiveRows<Executor, Comm>>;
+};
+}  // namespace detail
+
+/// What a Memory may carry.
+template <class Arena>
+concept optional_arena = std::is_void_v<Arena> || symmetric_arena<Arena>;
 
 /// The rows a rank's experts work on, in device memory: `rows` [capacity_rows, hidden] dtype, of which expert e has
 /// [offsets[e], offsets[e + 1]), multiples of row_alignment; `offsets` [experts_local + 1] i64. An expert's rows are in
@@ -30,8 +46,11 @@ struct ExpertRows {
 /// A rank that has more than max_tokens sends no row but says so: its outputs are zero, and `check` throws E08 on every
 /// rank of the group. What DispatchOptions::overflow drops adds 0 to its token's sum and gets no gradient, on every
 /// rank alike whatever the timing: of equal weights the later goes, in the order (source rank, token, expert); `status`
-/// counts it once `combine` has run. Errors of all calls: shape_error T07, E01; comm_error of the communicator.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
+/// counts it once `combine` has run. Errors of all calls: shape_error T07, E01, E15, E16; comm_error of the
+/// communicator. One that was moved from may be assigned to and destroyed, no more.
+///
+/// `Arena` is that of the Memory given to bind; void, as in `Memory<>`, for plans with Transport::collective.
+template <executor Executor, communicator Comm, optional_arena Arena>
 class Dispatch {
  public:
   using device_type = typename Executor::device_type;
@@ -54,7 +73,10 @@ class Dispatch {
     const TensorRef in = dense("x", x, plan_.shape.dtype, kind, {any_extent, plan_.shape.hidden});
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {in.extent(0), plan_.shape.k});
     const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {in.extent(0), plan_.shape.k});
+    saved.expect_made_for(plan_);
     const Stream s = streams.compute;
+    if (saved.place >= 0) release(streams, saved);  // the rows of a forward call that nothing followed
+    if (saved.arena != nullptr) saved.place = saved.arena->enter();
     saved.tokens = in.extent(0);
     saved.planned_tokens = plan_.planned(saved.tokens);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
@@ -82,6 +104,7 @@ class Dispatch {
   /// result over its experts, 0 for a token without any. Summed per rank, then over ranks, each rounded to dtype once.
   template <class Out, class Y>
   void combine(const Streams<Stream>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y) {
+    saved.expect_filled("combine", plan_);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef result = token_rows("y", y, saved);
     const Stream s = streams.compute;
@@ -99,6 +122,7 @@ class Dispatch {
   template <class DY, class Out, class DOut>
   void combine_backward(const Streams<Stream>& streams, const DY& dy, const Out& expert_out, DispatchSaved& saved,
                         const DOut& dexpert_out) {
+    saved.expect_filled("combine_backward", plan_);
     const TensorRef in = token_rows("dy", dy, saved);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
@@ -116,6 +140,7 @@ class Dispatch {
   template <class DRows, class DX, class DWeights>
   void dispatch_backward(const Streams<Stream>& streams, const DRows& dexpert_rows, DispatchSaved& saved, const DX& dx,
                          const DWeights& dweights) {
+    saved.expect_filled("dispatch_backward", plan_);
     const TensorRef drows = expert_rows("dexpert_rows", dexpert_rows);
     const TensorRef result = token_rows("dx", dx, saved);
     const TensorRef dw = dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k});
@@ -129,6 +154,14 @@ class Dispatch {
     zero_unplanned(result, saved, s);
   }
 
+  /// Gives rows back to the plan's arena, if there is one: once all that reads them is enqueued, in the reverse order
+  /// of `dispatch`. Errors: shape_error E17.
+  void release(const Streams<Stream>& streams, DispatchSaved& saved) const {
+    if (saved.arena == nullptr) return;
+    saved.arena->leave(std::exchange(saved.place, -1));
+    executor_.copy(saved.arena->used_rows, saved.record.offsets, sizeof(std::int64_t), streams.compute);
+  }
+
   /// Device memory.
   const DispatchStatus* status() const { return status_; }
   /// The words of the status, in device memory, that are 0 until `check` would throw: what a step reduces with its
@@ -138,20 +171,23 @@ class Dispatch {
     if (plan_.options.overflow == Overflow::error) words.push_back(&status_->overflow_rank);
     return words;
   }
-  /// Reads the status: waits for the work on `streams.compute`. Errors: shape_error E08, and E10 with Overflow::error,
-  /// on every rank of the group alike.
+  /// Reads the status: waits for the work on `streams.compute`. Collective over the group. Errors: shape_error E08, and
+  /// E10 with Overflow::error, on every rank of the group alike: the ranks meet before they throw.
   DispatchStatus check(const Streams<Stream>& streams) const {
     DispatchStatus now;
     executor_.copy(&now, status_, sizeof(now), streams.compute);
     ep_.wait(streams.compute);
+    const bool overflows = plan_.options.overflow == Overflow::error && now.overflow_rank != 0;
+    if (now.poisoned_rank != 0 || overflows) meet(streams.compute);
     if (now.poisoned_rank != 0) {
       fail<shape_error>("pleat[E08]: rank ", ep_.ranks()[static_cast<int>(now.poisoned_rank) - 1], " of the ep group ",
                         ep_.ranks(), " had ", now.poisoned_tokens,
                         " tokens, more than max_tokens=", plan_.shape.max_tokens, "; plan with a larger max_tokens");
     }
-    if (plan_.options.overflow == Overflow::error && now.overflow_rank != 0) {
+    if (overflows) {
       fail<shape_error>("pleat[E10]: rank ", ep_.ranks()[static_cast<int>(now.overflow_rank) - 1], " of the ep group ",
-                        ep_.ranks(), " got ", now.overflow_rows, " rows more than max_rows=", plan_.options.max_rows,
+                        ep_.ranks(), " got ", now.overflow_rows, " rows more than ",
+                        plan_.has_arena() ? "its arena has left, or than " : "", "max_rows=", plan_.max_rows(),
                         "; plan with a larger max_rows, or with overflow=drop_lowest");
     }
     return now;
@@ -172,6 +208,14 @@ class Dispatch {
   static const DispatchPlan& checked(const DispatchPlan& plan, const GroupComm<Comm>& ep) {
     check_group(ep.size(), plan.ranks);
     return plan;
+  }
+
+  /// All ranks of the group have come here, on the host too: none of them ends the run while another still waits in the
+  /// calls before.
+  void meet(Stream s) const {
+    ep_.barrier(s);
+    ep_.wait(s);
+    ep_.barrier(s);
   }
 
   /// One exchange: `write` the rows I send, then `read` those that came.
@@ -200,16 +244,21 @@ class Dispatch {
                    static_cast<std::size_t>(saved.tokens - saved.planned_tokens) * row_bytes, s);
   }
 
-  using Peers = pleat::detail::peers_of<Arena>;
-  using Rows = std::variant<PeerRows<Executor, Peers>, CollectiveRows<Executor, Comm>>;
+  using Rows = typename detail::RowsOf<Executor, Comm, Arena>::type;
   Rows make_rows(const Memory<Arena>& memory, Carver& scratch, Carver& persistent, Carver& pinned, Stream s) {
     if (plan_.options.transport == Transport::collective) {
       return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent, pinned, s);
     }
-    using PeerTransport = PeerRows<Executor, Peers>;
-    Peers peers = pleat::detail::open_window("moe dispatch", plan_.ranks, ep_, memory, plan_.footprint().symmetric,
-                                             plan_.channels());
-    return PeerTransport(plan_, executor_, std::move(peers), persistent, s);
+    if constexpr (std::is_void_v<Arena>) {
+      fail<comm_error>(
+          "pleat[C29]: moe dispatch planned with Transport::peer was bound without an arena; give one, or "
+          "plan with Transport::collective");
+    } else {
+      using Peers = pleat::detail::peers_of<Arena>;
+      Peers peers = pleat::detail::open_window("moe dispatch", plan_.ranks, ep_, memory, plan_.footprint().symmetric,
+                                               plan_.channels());
+      return PeerRows<Executor, Peers>(plan_, executor_, std::move(peers), persistent, s);
+    }
   }
 
   DispatchPlan plan_;
@@ -222,7 +271,7 @@ class Dispatch {
 
 /// Collective over the arena's ranks in the sense of symmetric_arena. What it writes is ordered on `s`, the stream that
 /// the calls compute on. Errors: shape_error T02, comm_error C07, C08, C29, E06.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
+template <executor Executor, communicator Comm, optional_arena Arena>
 Dispatch<Executor, Comm, Arena> bind(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                      const Memory<Arena>& memory,
                                      typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {

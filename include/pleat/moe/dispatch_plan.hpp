@@ -1,15 +1,13 @@
 // The plan of dispatch and combine: sizes for the worst routing or a chosen capacity, and where everything lies.
 #pragma once
 
-#include <vector>
-
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/mesh/model_checks.hpp>
 #include <pleat/moe/dispatch_record.hpp>
-#include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 #include <pleat/moe/row_table.hpp>
 
 namespace pleat::inline v0::moe {
@@ -21,6 +19,8 @@ struct DispatchShape {
   int experts = 0;
   int k = 0;
   DType dtype = DType::f32;
+
+  friend constexpr bool operator==(const DispatchShape&, const DispatchShape&) = default;
 };
 
 /// What happens when more rows come for a rank's experts than it has room for.
@@ -40,14 +40,25 @@ struct DispatchOptions {
   Overflow overflow = Overflow::worst_case;
   /// Most rows, one per (token, expert), that a rank's experts work on; 0 with Overflow::worst_case.
   std::int64_t max_rows = 0;
+  /// Rows, pad rows included, of the arena that all layers of a step share (row_arena.hpp), with another overflow
+  /// policy than worst_case; max_rows may be 0 then. 0: each micro-batch of each layer has rows of its own.
+  std::int64_t arena_rows = 0;
   /// Bounds the multiprocessors that move rows, for what runs beside them; 0: as many as are free.
   int max_ctas = 0;
+
+  friend constexpr bool operator==(const DispatchOptions&, const DispatchOptions&) = default;
 };
 
 struct DispatchPlan {
   DispatchShape shape;
   DispatchOptions options;
   int ranks = 1;
+
+  /// Whether both keep the same things at the same places; a budget of CTAs changes nothing.
+  friend constexpr bool is_same_layout(const DispatchPlan& a, DispatchPlan b) {
+    b.options.max_ctas = a.options.max_ctas;
+    return a.shape == b.shape && a.options == b.options && a.ranks == b.ranks;
+  }
 
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
   PLEAT_HD constexpr int experts_local() const { return shape.experts / ranks; }
@@ -57,9 +68,16 @@ struct DispatchPlan {
   /// Rows of the worst routing.
   PLEAT_HD constexpr std::int64_t worst_rows() const { return max_received() * max_entries(); }
   PLEAT_HD constexpr bool may_drop() const { return options.overflow != Overflow::worst_case; }
-  PLEAT_HD constexpr std::int64_t max_rows() const { return may_drop() ? options.max_rows : worst_rows(); }
+  PLEAT_HD constexpr bool has_arena() const { return options.arena_rows > 0; }
+  PLEAT_HD constexpr std::int64_t max_rows() const { return options.max_rows > 0 ? options.max_rows : worst_rows(); }
+  /// The same where `used_rows` of an arena are in use: what is left holds so many whatever their experts.
+  PLEAT_HD constexpr std::int64_t max_rows(std::int64_t used_rows) const {
+    const std::int64_t left = options.arena_rows - used_rows - (options.row_alignment - 1) * experts_local();
+    return !has_arena() || left > max_rows() ? max_rows() : left < 0 ? 0 : left;
+  }
   /// Expert-major rows that there is room for: pad rows included.
   PLEAT_HD constexpr std::int64_t capacity_rows() const {
+    if (has_arena()) return options.arena_rows;
     const std::int64_t a = options.row_alignment;
     const std::int64_t rows = max_rows() + (a - 1) * experts_local();
     return (rows + a - 1) / a * a;
@@ -108,8 +126,12 @@ struct DispatchPlan {
     r.ends = memory.take<std::int64_t>(local);
     r.dropped = memory.take<std::int64_t>(1);
     r.all_dropped = memory.take<std::int64_t>(n);
-    r.rows = memory.take_bytes(static_cast<std::size_t>(capacity_rows() * shape.hidden) * size_bytes(shape.dtype));
+    if (!has_arena()) r.rows = take_rows(memory);
     return r;
+  }
+  /// [capacity_rows, hidden] dtype
+  std::byte* take_rows(Carver& memory) const {
+    return memory.take_bytes(static_cast<std::size_t>(capacity_rows() * shape.hidden) * size_bytes(shape.dtype));
   }
   PlanScratch carve_plan_scratch(Carver& memory) const {
     return {memory.take<std::int32_t>(static_cast<std::size_t>(ranks * token_blocks() * experts_local()))};
@@ -180,40 +202,53 @@ struct DispatchPlan {
   PLEAT_HD static constexpr std::size_t rounded16(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 };
 
-/// The saved state of one live micro-batch: give it to `dispatch`, and to every later call of the same micro-batch. It
-/// may be used again for another one afterwards. `memory` has at least `plan.footprint().saved` bytes, and is borrowed.
-class DispatchSaved {
- public:
-  /// Errors: shape_error T02.
-  DispatchSaved(const DispatchPlan& plan, Block memory) : host_counts(2 * static_cast<std::size_t>(plan.ranks)) {
-    Carver carver(memory);
-    record = plan.carve_saved(carver);
-  }
+inline void append_to(Message& message, const DispatchPlan& plan) {
+  const DispatchShape& shape = plan.shape;
+  const DispatchOptions& options = plan.options;
+  message.append(message_of("ranks=", plan.ranks, " max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
+                            " experts=", shape.experts, " k=", shape.k, " dtype=", shape.dtype,
+                            " transport=", name_of(options.transport), " row_alignment=", options.row_alignment,
+                            " overflow=", name_of(options.overflow), " max_rows=", options.max_rows,
+                            " arena_rows=", options.arena_rows));
+}
 
-  /// Whether the call had too many tokens.
-  bool is_refused() const { return planned_tokens != tokens; }
-
-  DispatchRecord record;
-  std::int64_t tokens = 0;                // of the call
-  std::int64_t planned_tokens = 0;        // 0 when they were too many
-  std::vector<std::int64_t> host_counts;  // rows sent to, then received from each rank (collective transport)
-};
-
-/// Plans for groups of `ranks` ranks. Errors: mesh_error M06 when ranks does not divide experts, shape_error E02 for k,
-/// E07 for sizes, E12 for max_rows.
+/// Plans for groups of `ranks` ranks. Errors: mesh_error M06 when ranks does not divide experts; shape_error T01, E02
+/// for k, E07 for sizes, E12 for max_rows, E14 for options.
 inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOptions& options = {}) {
   check_choice(shape.experts, shape.k);
   experts_per_rank(ranks, shape.experts, shape.experts);  // any divisor of the experts may be a group's size
-  if (shape.max_tokens < 1 || shape.max_tokens > 0x7fffffff || shape.hidden < 1 || options.row_alignment < 1) {
+  check_float(shape.dtype);
+  check_enumerator("transport", options.transport, Transport::peer);
+  check_enumerator("overflow", options.overflow, Overflow::drop_lowest);
+  check_number("max_ctas", options.max_ctas, true);
+  const std::int64_t alignment = options.row_alignment;
+  if (shape.max_tokens < 1 || shape.hidden < 1 || alignment < 1) {
     fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
-                      " row_alignment=", options.row_alignment, " must each be at least 1, max_tokens below 2^31");
+                      " row_alignment=", alignment, " must each be at least 1");
   }
   const DispatchPlan plan{shape, options, ranks};
-  const bool fits =
-      plan.may_drop() ? options.max_rows >= 1 && options.max_rows <= plan.worst_rows() : options.max_rows == 0;
-  if (!fits) {
+  constexpr std::int64_t most_rows = 0x7fffffff;
+  const std::int64_t elems = shape.hidden < most_elems ? shape.hidden + 4 * std::int64_t{shape.k} + 16 : most_elems;
+  if (shape.max_tokens > most_rows || !fits_product({shape.max_tokens, ranks, plan.max_entries()}) ||
+      plan.worst_rows() > most_rows || !fits_product({alignment, plan.experts_local() + 1}) ||
+      !fits_product({plan.worst_rows() + alignment * (plan.experts_local() + 1), elems}) ||
+      !fits_product({plan.max_received() + ranks * DispatchPlan::tokens_per_block, plan.experts_local()})) {
+    fail<shape_error>(
+        "pleat[E07]: ranks=", ranks, " max_tokens=", shape.max_tokens, " k=", shape.k, " experts=", shape.experts,
+        " hidden=", shape.hidden, " row_alignment=", alignment,
+        " are too large: ranks * max_tokens * min(k, experts / ranks) must stay below 2^31, and any array "
+        "of rows below 2^53 elements");
+  }
+  const bool may_be_0 = !plan.may_drop() || plan.has_arena();
+  if (options.max_rows < (may_be_0 ? 0 : 1) || options.max_rows > (plan.may_drop() ? plan.worst_rows() : 0)) {
     fail<shape_error>("pleat[E12]: max_rows=", options.max_rows, " with overflow=", name_of(options.overflow),
                       "; valid: 0 with worst_case, else 1 .. ", plan.worst_rows());
+  }
+  const bool is_arena = plan.may_drop() && options.arena_rows % alignment == 0 && options.arena_rows <= most_rows;
+  if (options.arena_rows < 0 || (plan.has_arena() && (!is_arena || !fits_product({options.arena_rows, elems})))) {
+    fail<shape_error>("pleat[E12]: arena_rows=", options.arena_rows, " with row_alignment=", alignment,
+                      " and overflow=", name_of(options.overflow),
+                      "; valid: 0, or a multiple of row_alignment below 2^31 with overflow=error or drop_lowest");
   }
   return plan;
 }

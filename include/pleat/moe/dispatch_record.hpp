@@ -25,11 +25,12 @@ struct DispatchRecord {
   std::int32_t* entry_choice;  // the same shape: which of the token's k choices
   void* entry_weights;         // the same shape, acc
   void* entry_dweights;        // the same shape, acc: written by combine_backward
-  std::int64_t* offsets;       // [experts_local + 1] where each expert's rows start
+  std::int64_t* offsets;       // [experts_local + 1] where each expert's rows start, the first at 0 or in the arena
   std::int64_t* ends;          // [experts_local] where they end and pad rows begin
   std::int64_t* dropped;       // [1] entries that found no place on this rank
   std::int64_t* all_dropped;   // [ranks] those of each rank (collective transport)
   std::byte* rows;             // [capacity_rows, hidden] dtype
+  std::int64_t* used_rows;     // [1] of an arena: how many rows are in use; null: the rows are the micro-batch's own
 };
 
 /// What a bound operation reports, sticky until it is bound again: device memory.

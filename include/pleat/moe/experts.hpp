@@ -7,6 +7,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -37,18 +38,27 @@ struct ExpertShape {
   /// Rows of the expert-major arrays: DispatchPlan::capacity_rows().
   std::int64_t capacity_rows = 0;
   DType dtype = DType::f32;
+
+  friend constexpr bool operator==(const ExpertShape&, const ExpertShape&) = default;
 };
+inline void append_to(Message& message, const ExpertShape& shape) {
+  message.append(message_of("experts_local=", shape.experts_local, " hidden=", shape.hidden, " inner=", shape.inner,
+                            " capacity_rows=", shape.capacity_rows, " dtype=", shape.dtype));
+}
 
 struct ExpertOptions {
   /// How many CTAs of a grouped product may run at once where the kernel is the tensor cores' own (Hopper, bf16), so
   /// that other kernels find multiprocessors: two at least; 0: as many as fit. The bits do not depend on it.
   int max_ctas = 0;
+  /// The activations are saved too, and backward writes its gradients over what it read: no scratch is needed.
+  bool in_place = false;
 };
 
 /// What the forward pass leaves behind: [capacity_rows, inner] dtype each.
 struct ExpertRecord {
   std::byte* gate;
   std::byte* up;
+  std::byte* act;  // with in_place
 };
 
 struct ExpertPlan {
@@ -60,8 +70,11 @@ struct ExpertPlan {
     return memory.take_bytes(static_cast<std::size_t>(shape.capacity_rows * shape.inner) * size_bytes(shape.dtype));
   }
   ExpertRecord carve_saved(Carver& memory) const {
-    std::byte* gate = take_inner_rows(memory);
-    return {gate, take_inner_rows(memory)};
+    ExpertRecord r{};
+    r.gate = take_inner_rows(memory);
+    r.up = take_inner_rows(memory);
+    if (options.in_place) r.act = take_inner_rows(memory);
+    return r;
   }
   /// Activations of the forward pass; of the backward pass with their gradients.
   struct Scratch {
@@ -79,17 +92,25 @@ struct ExpertPlan {
   Footprint footprint() const {
     Carver saved, scratch;
     carve_saved(saved);
-    carve_scratch(scratch);
+    if (!options.in_place) carve_scratch(scratch);
     return {.scratch = scratch.used_bytes(), .saved = saved.used_bytes()};
   }
 };
 
-/// Errors: shape_error E07.
+/// Errors: shape_error T01, E07, E14.
 inline ExpertPlan plan(const ExpertShape& shape, const ExpertOptions& options = {}) {
   if (shape.experts_local < 1 || shape.hidden < 1 || shape.inner < 1 || shape.capacity_rows < 1) {
     fail<shape_error>("pleat[E07]: experts_local=", shape.experts_local, " hidden=", shape.hidden,
                       " inner=", shape.inner, " capacity_rows=", shape.capacity_rows, " must each be at least 1");
   }
+  const std::int64_t wider = shape.hidden < shape.inner ? shape.inner : shape.hidden;
+  if (!fits_product({wider, shape.capacity_rows}) || !fits_product({shape.hidden, shape.inner, shape.experts_local})) {
+    fail<shape_error>("pleat[E07]: experts_local=", shape.experts_local, " hidden=", shape.hidden,
+                      " inner=", shape.inner, " capacity_rows=", shape.capacity_rows,
+                      " are too large: any array of rows or matrices must stay below 2^53 elements");
+  }
+  check_float(shape.dtype);
+  check_number("max_ctas", options.max_ctas, true);
   return {shape, options};
 }
 
@@ -97,17 +118,35 @@ inline ExpertPlan plan(const ExpertShape& shape, const ExpertOptions& options = 
 class ExpertSaved {
  public:
   /// Errors: shape_error T02.
-  ExpertSaved(const ExpertPlan& plan, Block memory) {
+  ExpertSaved(const ExpertPlan& plan, Block memory) : shape(plan.shape) {
     Carver carver(memory);
     record = plan.carve_saved(carver);
   }
+  /// Of arrays that lie elsewhere.
+  ExpertSaved(const ExpertPlan& plan, const ExpertRecord& arrays) : shape(plan.shape), record(arrays) {}
+  /// Errors: shape_error E15.
+  void expect_made_for(const ExpertShape& operation) const {
+    if (shape != operation) {
+      fail<shape_error>("pleat[E15]: a saved state for the shape ", shape, " was given to experts of the shape ",
+                        operation, "; make it from the operation's plan");
+    }
+  }
+  /// Errors: E15; shape_error E16 when no forward call has filled it.
+  void expect_filled(const ExpertShape& operation) const {
+    expect_made_for(operation);
+    if (!is_filled)
+      fail<shape_error>("pleat[E16]: backward of experts was given a saved state that no forward has filled");
+  }
+
+  ExpertShape shape;
   ExpertRecord record;
+  bool is_filled = false;
 };
 
 /// The bound experts of one rank; they hold no weights, so one operation serves all layers. Local; ordered on
 /// `streams.compute`. `rows` and all arrays like it are [capacity_rows, hidden] dtype with expert e's rows in
 /// [offsets[e], offsets[e + 1]), `offsets` [experts_local + 1] i64 on the device; rows past the last offset are neither
-/// read nor written. Zero pad rows stay zero. Errors: shape_error T07, E01.
+/// read nor written. Zero pad rows stay zero. Errors: shape_error T07, E01, E15, E16.
 template <executor Executor>
 class Experts {
  public:
@@ -120,7 +159,7 @@ class Experts {
   Experts(const ExpertPlan& plan, Block scratch) : plan_(plan) {
     preload_leaves<leaf>();
     Carver memory(scratch);
-    scratch_ = plan.carve_scratch(memory);
+    if (!plan.options.in_place) scratch_ = plan.carve_scratch(memory);
   }
   const ExpertPlan& plan() const { return plan_; }
 
@@ -131,10 +170,13 @@ class Experts {
     const TensorRef in = row_array("rows", rows), result = row_array("out", out);
     const std::int64_t* starts = row_starts(offsets);
     check_matrices("weights", weights, plan_.shape.dtype);
+    saved.expect_made_for(plan_.shape);
+    saved.is_filled = true;
     const Stream s = streams.compute;
     const ExpertRecord& r = saved.record;
-    leaf::gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, scratch_.act, s);
-    leaf::down(plan_, scratch_.act, starts, weights.down, result.data(), s);
+    std::byte* const act = inner_arrays(saved).act;
+    leaf::gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, act, s);
+    leaf::down(plan_, act, starts, weights.down, result.data(), s);
   }
 
   /// dout -> drows, overwritten, and dweights (accumulate ? += : =) in the accumulator; an expert without rows gets
@@ -143,26 +185,55 @@ class Experts {
   void backward(const Streams<Stream>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
                 const ExpertMatrices& weights, const ExpertSaved& saved, const DRows& drows,
                 const ExpertMatrices& dweights, bool accumulate) {
+    const ExpertPlan::Scratch inner = inner_arrays(saved);
+    inner_gradients(streams, dout, offsets, weights, saved, inner);
+    weight_backward(streams, dout, rows, offsets, inner, dweights, accumulate);
+    row_gradients(streams, offsets, weights, inner, drows);
+  }
+  /// The first half of `backward`: dout -> drows, which is another array. `inner` is memory of the caller's, carved by
+  /// `ExpertPlan::carve_scratch`; the second half reads it, and dout.
+  template <class DOut, class Offsets, class DRows>
+  void input_backward(const Streams<Stream>& streams, const DOut& dout, const Offsets& offsets,
+                      const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner,
+                      const DRows& drows) {
+    inner_gradients(streams, dout, offsets, weights, saved, inner);
+    row_gradients(streams, offsets, weights, inner, drows);
+  }
+  /// The second half, at any later time: dweights.
+  template <class DOut, class Rows, class Offsets>
+  void weight_backward(const Streams<Stream>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
+                       const ExpertPlan::Scratch& inner, const ExpertMatrices& dweights, bool accumulate) {
     const TensorRef gradient = row_array("dout", dout), in = row_array("rows", rows);
-    const TensorRef result = row_array("drows", drows);
     const std::int64_t* starts = row_starts(offsets);
-    check_matrices("weights", weights, plan_.shape.dtype);
     check_matrices("dweights", dweights, plan_.accumulator());
-    const Stream s = streams.compute;
-    const ExpertRecord& r = saved.record;
-    leaf::down_backward(plan_, gradient.data(), starts, weights.down, r.gate, r.up, scratch_.dgate, scratch_.dup,
-                        scratch_.act, s);
     const auto weight_gradient = [&](const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
                                      const TensorRef& dw) {
-      leaf::weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, s);
+      leaf::weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, streams.compute);
     };
-    weight_gradient(gradient.data(), plan_.shape.hidden, scratch_.act, plan_.shape.inner, dweights.down);
-    weight_gradient(scratch_.dgate, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.gate);
-    weight_gradient(scratch_.dup, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.up);
-    leaf::gate_up_backward(plan_, scratch_.dgate, scratch_.dup, starts, weights.gate, weights.up, result.data(), s);
+    weight_gradient(gradient.data(), plan_.shape.hidden, inner.act, plan_.shape.inner, dweights.down);
+    weight_gradient(inner.dgate, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.gate);
+    weight_gradient(inner.dup, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.up);
   }
 
  private:
+  ExpertPlan::Scratch inner_arrays(const ExpertSaved& saved) const {
+    return plan_.options.in_place ? ExpertPlan::Scratch{saved.record.act, saved.record.gate, saved.record.up}
+                                  : scratch_;
+  }
+  template <class DOut, class Offsets>
+  void inner_gradients(const Streams<Stream>& streams, const DOut& dout, const Offsets& offsets,
+                       const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner) {
+    check_matrices("weights", weights, plan_.shape.dtype);
+    saved.expect_filled(plan_.shape);
+    leaf::down_backward(plan_, row_array("dout", dout).data(), row_starts(offsets), weights.down, saved.record.gate,
+                        saved.record.up, inner.dgate, inner.dup, inner.act, streams.compute);
+  }
+  template <class Offsets, class DRows>
+  void row_gradients(const Streams<Stream>& streams, const Offsets& offsets, const ExpertMatrices& weights,
+                     const ExpertPlan::Scratch& inner, const DRows& drows) {
+    leaf::gate_up_backward(plan_, inner.dgate, inner.dup, row_starts(offsets), weights.gate, weights.up,
+                           row_array("drows", drows).data(), streams.compute);
+  }
   template <class T>
   TensorRef row_array(const char* what, const T& t) const {
     return dense(what, t, plan_.shape.dtype, kind, {plan_.shape.capacity_rows, plan_.shape.hidden});

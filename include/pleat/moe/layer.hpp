@@ -46,23 +46,39 @@ struct LayerPlan {
     r.ids = memory.take<std::int32_t>(tokens * k);
     r.weights = memory.take_bytes(tokens * k * acc_bytes);
     r.probs = memory.take_bytes(tokens * static_cast<std::size_t>(router.shape.experts) * acc_bytes);
-    r.expert_out = memory.take_bytes(expert_rows_bytes());
     r.dispatch = part(dispatch.footprint().saved);
+    if (dispatch.has_arena()) return r;
+    r.expert_out = memory.take_bytes(expert_rows_bytes());
     r.experts = part(experts.footprint().saved);
     return r;
   }
+  std::byte* take_expert_rows(Carver& memory) const { return memory.take_bytes(expert_rows_bytes()); }
   /// Gradients of the expert rows and of the weights, and what the parts need, which never run at the same time.
   struct Scratch {
-    std::byte* dexpert_rows;  // [capacity_rows, hidden] dtype
+    std::byte* dexpert_rows;  // [capacity_rows, hidden] dtype; with an arena they take the place of expert_out
     std::byte* dweights;      // [max_tokens, k] acc
     Block parts;
   };
   Scratch carve_scratch(Carver& memory) const {
-    std::byte* rows = memory.take_bytes(expert_rows_bytes());
+    std::byte* rows = dispatch.has_arena() ? nullptr : memory.take_bytes(expert_rows_bytes());
     std::byte* weights = memory.take_bytes(static_cast<std::size_t>(dispatch.shape.max_tokens * router.shape.k) *
                                            size_bytes(router.accumulator()));
     const std::size_t bytes = max_scratch(dispatch.footprint(), experts.footprint()).scratch;
     return {rows, weights, {memory.take_bytes(bytes), bytes}};
+  }
+  /// What the first half of a backward pass leaves for the second, where they are apart.
+  struct Deferred {
+    std::byte* dexpert_out;  // [capacity_rows, hidden] dtype
+    ExpertPlan::Scratch inner;
+  };
+  Deferred carve_deferred(Carver& memory) const {
+    std::byte* rows = memory.take_bytes(expert_rows_bytes());
+    return {rows, experts.carve_scratch(memory)};
+  }
+  std::size_t deferred_bytes() const {
+    Carver deferred;
+    carve_deferred(deferred);
+    return deferred.used_bytes();
   }
   Footprint footprint() const {
     Carver saved, scratch;
@@ -81,23 +97,70 @@ struct LayerPlan {
   }
 };
 
-/// Plans for ep groups of `ranks` ranks. Errors: those of the parts: mesh_error M06, shape_error E02, E03, E07,
-/// E12.
+/// Plans for ep groups of `ranks` ranks. Errors: those of the parts: mesh_error M06, shape_error T01, E02, E03,
+/// E07, E12, E14.
 inline LayerPlan plan(int ranks, const LayerShape& shape, const LayerOptions& options = {}) {
   const DispatchPlan dispatch =
       plan(ranks, DispatchShape{shape.max_tokens, shape.hidden, shape.experts, shape.k, shape.dtype}, options.dispatch);
+  if (!fits_product({shape.max_tokens, shape.experts})) {
+    fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " experts=", shape.experts,
+                      " are too large: their product must stay below 2^53");
+  }
+  ExpertOptions experts = options.experts;
+  experts.in_place = experts.in_place || dispatch.has_arena();
   return {plan(RouterShape{shape.experts, shape.k, shape.dtype}, options.router), dispatch,
           plan(ExpertShape{dispatch.experts_local(), shape.hidden, shape.inner, dispatch.capacity_rows(), shape.dtype},
-               options.experts)};
+               experts)};
 }
+
+/// What the live micro-batches of all layers of one plan keep of their rows: see RowArena. One per micro-batch in
+/// flight.
+class LayerArena {
+ public:
+  static std::size_t bytes(const LayerPlan& plan) {
+    Carver memory;
+    LayerArena(plan, memory);
+    return memory.used_bytes();
+  }
+  /// `memory` has at least `bytes(plan)` bytes, and is borrowed. Zeroes what must be, on `s`. Errors: shape_error T02.
+  template <executor Executor>
+  LayerArena(const LayerPlan& plan, const Executor& executor, Block memory,
+             typename Executor::stream_type s = only_stream<typename Executor::stream_type>())
+      : LayerArena(plan, Carver(memory)) {
+    clear(executor, s);
+  }
+  /// Releases all: where a step was given up.
+  template <executor Executor>
+  void clear(const Executor& executor, typename Executor::stream_type s) {
+    rows.clear(executor, s);
+  }
+
+  RowArena rows;
+  std::byte* expert_out;
+  ExpertRecord experts;
+
+ private:
+  LayerArena(const LayerPlan& plan, Carver&& memory) : LayerArena(plan, memory) {}
+  LayerArena(const LayerPlan& plan, Carver& memory)
+      : rows(plan.dispatch, memory),
+        expert_out(plan.take_expert_rows(memory)),
+        experts(plan.experts.carve_saved(memory)) {}
+};
 
 /// The saved state of one live micro-batch of one layer. `memory` has at least `plan.footprint().saved` bytes, and is
 /// borrowed. `ids`, `weights` and `probs` are what the forward call chose, valid until its next forward call.
 class LayerSaved {
  public:
-  /// Errors: shape_error T02.
+  /// Errors: shape_error T02, E17 for a plan with an arena.
   LayerSaved(const LayerPlan& plan, Block memory)
       : record(carved(plan, memory)), dispatch(plan.dispatch, record.dispatch), experts(plan.experts, record.experts) {}
+  /// Of a plan with arena_rows; the arena must outlive this. Errors: shape_error T02, E17.
+  LayerSaved(const LayerPlan& plan, Block memory, LayerArena& arena)
+      : record(carved(plan, memory)),
+        dispatch(plan.dispatch, record.dispatch, &arena.rows),
+        experts(plan.experts, arena.experts) {
+    record.expert_out = arena.expert_out;
+  }
 
   LayerRecord record;
   DispatchSaved dispatch;
@@ -116,8 +179,9 @@ class LayerSaved {
 /// The bound layer. It holds no weights: one operation serves all layers of a shape. Every rank of the ep group makes
 /// the same calls in the same order, with any number of tokens up to max_tokens, 0 among them; a graph that was
 /// captured with max_tokens takes other numbers by Choice::routed. `acc` is the accumulator of the dtype. All work is
-/// ordered on `streams.compute`. Errors of all calls: shape_error T07, E01; comm_error.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
+/// ordered on `streams.compute`. Errors of all calls: shape_error T07, E01, E15, E16; comm_error. One that was moved
+/// from may be assigned to and destroyed, no more.
+template <executor Executor, communicator Comm, optional_arena Arena>
 class Layer {
  public:
   using device_type = typename Executor::device_type;
@@ -148,6 +212,9 @@ class Layer {
                LayerSaved& saved, const Y& y, const Choice& choice = {}) {
     const TensorRef in = dense("x", x, plan_.dispatch.shape.dtype, kind, {any_extent, plan_.dispatch.shape.hidden});
     const std::int64_t tokens = in.extent(0);
+    dense("logits", logits, plan_.router.accumulator(), kind, {tokens, plan_.router.shape.experts});
+    saved.dispatch.expect_made_for(plan_.dispatch);
+    saved.experts.expect_made_for(plan_.experts.shape);
     const LayerRecord& r = saved.record;
     // Too many tokens are not routed: the arrays have no room for them, and dispatch reads none.
     const std::int64_t planned = plan_.dispatch.planned(tokens);
@@ -169,27 +236,41 @@ class Layer {
   void backward(const Streams<Stream>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
                 const DProbs& dprobs, LayerSaved& saved, const DX& dx, const DLogits& dlogits,
                 const ExpertMatrices& dweights, bool accumulate) {
-    const Device device = saved.ids.device();
-    const TensorRef out = expert_rows(saved.record.expert_out, device);
-    const TensorRef drows = expert_rows(scratch_.dexpert_rows, device);
-    const TensorRef dchoice =
-        choice_array(scratch_.dweights, plan_.router.accumulator(), saved.dispatch.tokens, device);
+    const TensorRef drows = row_gradients(saved);
     const ExpertRows rows = dispatch_.rows(saved.dispatch);
-    dispatch_.combine_backward(streams, dy, out, saved.dispatch, drows);
+    dispatch_.combine_backward(streams, dy, expert_out(saved), saved.dispatch, drows);
     experts_.backward(streams, drows, rows.rows, rows.offsets, weights, saved.experts, drows, dweights, accumulate);
-    dispatch_.dispatch_backward(streams, drows, saved.dispatch, dx, dchoice);
-    if (!saved.dispatch.is_refused()) {
-      router_.backward(streams, logits, saved.ids, saved.probs, dchoice, dprobs, dlogits);
-    } else {
-      const TensorRef all = dense("dlogits", dlogits, plan_.router.accumulator(), kind,
-                                  {saved.dispatch.tokens, plan_.router.shape.experts});
-      executor_.zero(all.data(), static_cast<std::size_t>(all.elems()) * size_bytes(all.dtype()), streams.compute);
-    }
+    token_gradients(streams, logits, dprobs, drows, saved, dx, dlogits);
+    release(streams, saved);
   }
+  /// `backward` in two halves, for schedules that put the weights' gradients off: the first gives dx and dlogits and
+  /// fills `deferred`, memory of the caller's carved by `LayerPlan::carve_deferred`.
+  template <class DY, class Logits, class DProbs, class DX, class DLogits>
+  void input_backward(const Streams<Stream>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
+                      const DProbs& dprobs, LayerSaved& saved, const LayerPlan::Deferred& deferred, const DX& dx,
+                      const DLogits& dlogits) {
+    const TensorRef dout = expert_rows(deferred.dexpert_out, saved.ids.device());
+    const TensorRef drows = row_gradients(saved);
+    dispatch_.combine_backward(streams, dy, expert_out(saved), saved.dispatch, dout);
+    experts_.input_backward(streams, dout, dispatch_.rows(saved.dispatch).offsets, weights, saved.experts,
+                            deferred.inner, drows);
+    token_gradients(streams, logits, dprobs, drows, saved, dx, dlogits);
+  }
+  /// The second half, at any later time: dweights (accumulate ? += : =). Local.
+  void weight_backward(const Streams<Stream>& streams, LayerSaved& saved, const LayerPlan::Deferred& deferred,
+                       const ExpertMatrices& dweights, bool accumulate) {
+    const ExpertRows rows = dispatch_.rows(saved.dispatch);
+    experts_.weight_backward(streams, expert_rows(deferred.dexpert_out, saved.ids.device()), rows.rows, rows.offsets,
+                             deferred.inner, dweights, accumulate);
+    release(streams, saved);
+  }
+  /// Gives the rows of a forward pass without a backward pass back to the arena, if there is one; backward does so
+  /// itself. Local. Errors: shape_error E17 unless it was the last that took rows.
+  void release(const Streams<Stream>& streams, LayerSaved& saved) const { dispatch_.release(streams, saved.dispatch); }
 
   const DispatchStatus* status() const { return dispatch_.status(); }
   std::vector<const std::int64_t*> status_words() const { return dispatch_.status_words(); }
-  /// Errors: shape_error E08, E10, on every rank of the ep group alike.
+  /// As Dispatch::check. Errors: shape_error E08, E10, on every rank of the ep group alike.
   DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
 
  private:
@@ -209,6 +290,27 @@ class Layer {
     executor_.copy(saved.ids.data(), ids.data(), static_cast<std::size_t>(ids.elems()) * sizeof(std::int32_t),
                    streams.compute);
     router_.weigh(streams, logits, saved.ids, saved.weights, saved.probs);
+  }
+  TensorRef row_gradients(const LayerSaved& saved) const {
+    std::byte* const rows = plan_.dispatch.has_arena() ? saved.record.expert_out : scratch_.dexpert_rows;
+    return expert_rows(rows, saved.ids.device());
+  }
+  TensorRef expert_out(const LayerSaved& saved) const {
+    return expert_rows(saved.record.expert_out, saved.ids.device());
+  }
+  /// From the gradients of the rows to those of the tokens and of their logits.
+  template <class Logits, class DProbs, class DX, class DLogits>
+  void token_gradients(const Streams<Stream>& streams, const Logits& logits, const DProbs& dprobs,
+                       const TensorRef& drows, LayerSaved& saved, const DX& dx, const DLogits& dlogits) {
+    const TensorRef dchoice =
+        choice_array(scratch_.dweights, plan_.router.accumulator(), saved.dispatch.tokens, saved.ids.device());
+    dispatch_.dispatch_backward(streams, drows, saved.dispatch, dx, dchoice);
+    if (!saved.dispatch.is_refused()) {
+      return router_.backward(streams, logits, saved.ids, saved.probs, dchoice, dprobs, dlogits);
+    }
+    const TensorRef all = dense("dlogits", dlogits, plan_.router.accumulator(), kind,
+                                {saved.dispatch.tokens, plan_.router.shape.experts});
+    executor_.zero(all.data(), static_cast<std::size_t>(all.elems()) * size_bytes(all.dtype()), streams.compute);
   }
   void name_choice(LayerSaved& saved, std::int64_t tokens, Device device) const {
     const LayerRecord& r = saved.record;
@@ -234,7 +336,7 @@ class Layer {
 
 /// What it writes is ordered on `s`, the stream that the calls compute on. Errors: shape_error T02, comm_error C07,
 /// C08, C29, E06.
-template <executor Executor, communicator Comm, symmetric_arena Arena>
+template <executor Executor, communicator Comm, optional_arena Arena>
 Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                   const Memory<Arena>& memory,
                                   typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {

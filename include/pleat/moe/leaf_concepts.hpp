@@ -40,9 +40,10 @@ concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, 
 /// - `plan_sends`: sent and send_counts, from the ids of `planned` tokens; counts below 0 where `tokens` are more.
 /// - `sum_before`: before[p] = sum of the counts before p; a count below 0 is no row.
 /// - `pack`: writes x's rows to where they are sent; with ids (and weights), their headers and the counts beside them.
-/// - `plan_rows`: recv_counts, entries, offsets, ends and dropped, from the headers and counts that came.
+/// - `plan_rows`: recv_counts, entries, offsets, ends and dropped, from the headers and counts that came; of an arena,
+///   the rows behind those in use, as offsets say then.
 /// - `expand`: rows of the record; `expand_gradient`: dout = weight * dy of a row's token, and entry_dweights = <dy,
-///   out>. Both zero pad rows.
+///   out>; dout may be out. Both zero pad rows.
 /// - `sum_experts`: sends back one row per row that came: the sum over its entries, weighted and with `dropped` beside
 ///   the rows, or plain and with the weights' gradients in the header.
 /// - `sum_sources`: adds up the answers per token, and the gradients in their headers unless `dweights` is null; with a
@@ -63,7 +64,7 @@ concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_
 
 /// Grouped products over expert-major rows; expert e has rows [offsets[e], offsets[e + 1]).
 /// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
-/// - `down_backward`: from dout, dgate and dup; act is computed again.
+/// - `down_backward`: from dout, dgate and dup, which may be gate and up; act is computed again.
 /// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
 /// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows.
 template <class L, class Stream>

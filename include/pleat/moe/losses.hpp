@@ -7,6 +7,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 #include <pleat/moe/step_tokens.hpp>
 
 namespace pleat::inline v0::moe {
@@ -77,9 +78,14 @@ struct LoadBalancePlan {
   }
 };
 
-/// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
+/// `ranks` is the size of the group that counts are summed over. Errors: shape_error T01, E02, E07,
+/// E14.
 inline LoadBalancePlan plan(int ranks, const LoadBalanceShape& shape, const LoadBalanceOptions& options = {}) {
   check_choice(shape.experts, shape.k);
+  check_float(shape.dtype);
+  check_enumerator("scope", options.scope, BalanceScope::sequence);
+  check_number("alpha", options.alpha, true);
+  check_counted(ranks, shape.max_sequences, shape.experts);
   return {shape, options, ranks};
 }
 

@@ -25,14 +25,6 @@ TensorRef dense_or_absent(const char* what, const T& t, DType dtype, DeviceKind 
   return dense(what, t, dtype, device, extents);
 }
 
-/// Errors: shape_error E02 when a token cannot choose k distinct experts.
-constexpr void check_choice(int experts, int k) {
-  if (k < 1 || k > experts) {
-    fail<shape_error>("pleat[E02]: k=", k, " distinct experts of experts=", experts,
-                      " cannot be chosen; valid k: 1 .. ", experts);
-  }
-}
-
 /// `tokens` consecutive tokens in `groups` equal groups. Errors: shape_error E04.
 inline void check_divides(std::int64_t tokens, std::int64_t groups) {
   if (groups < 1 || tokens % groups != 0) {

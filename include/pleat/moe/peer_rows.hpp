@@ -6,7 +6,7 @@
 
 #include <pleat/comm/peer_window.hpp>
 #include <pleat/core/executor.hpp>
-#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/dispatch_saved.hpp>
 
 namespace pleat::inline v0::moe {
 

@@ -4,6 +4,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -45,9 +46,12 @@ struct RouterPlan {
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
 };
 
-/// Errors: shape_error E02 when k does not fit experts, E03 when the groups do not.
+/// Errors: shape_error T01, E02 when k does not fit experts, E03 when the groups do not, E14 for other options.
 inline RouterPlan plan(const RouterShape& shape, const RouterOptions& options = {}) {
   check_choice(shape.experts, shape.k);
+  check_float(shape.dtype);
+  check_enumerator("scoring", options.scoring, Scoring::sigmoid_topk);
+  check_number("scale", options.scale, false);
   const int groups = options.expert_groups;
   const int members = groups >= 1 && shape.experts % groups == 0 ? shape.experts / groups : 0;
   if (members == 0 || options.kept_groups < 1 || options.kept_groups > groups ||

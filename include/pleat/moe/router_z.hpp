@@ -7,6 +7,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 #include <pleat/moe/step_tokens.hpp>
 
 namespace pleat::inline v0::moe {
@@ -35,9 +36,11 @@ struct RouterZPlan {
   }
 };
 
-/// Errors: shape_error E02.
+/// Errors: shape_error T01, E02, E14.
 inline RouterZPlan plan(const RouterZShape& shape, const RouterZOptions& options = {}) {
   check_choice(shape.experts, shape.k);
+  check_float(shape.dtype);
+  check_number("coefficient", options.coefficient, true);
   return {shape, options};
 }
 

@@ -3,7 +3,7 @@
 
 #include <concepts>
 
-#include <pleat/moe/dispatch_plan.hpp>
+#include <pleat/moe/dispatch_saved.hpp>
 
 namespace pleat::inline v0::moe {
 

@@ -7,6 +7,7 @@
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
 #include <pleat/moe/operand.hpp>
+#include <pleat/moe/plan_checks.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -30,9 +31,11 @@ struct SelectionBiasPlan {
   }
 };
 
-/// `ranks` is the size of the group that counts are summed over. Errors: shape_error E02.
+/// `ranks` is the size of the group that counts are summed over. Errors: shape_error T01, E02, E07.
 inline SelectionBiasPlan plan(int ranks, const SelectionBiasShape& shape) {
   check_choice(shape.experts, shape.k);
+  check_float(shape.dtype);
+  check_counted(ranks, 1, shape.experts);
   return {shape, ranks};
 }
 

@@ -424,9 +424,7 @@ TEST_CASE("errors name the values") {
   CHECK(text([] {
           moe::plan(2, DispatchShape{4, 4, 8, 9});
         }).find("pleat[E02]: k=9 distinct experts of experts=8 cannot be chosen; valid k: 1 .. 8") == 0);
-  CHECK(text([] {
-          moe::plan(0, DispatchShape{4, 4, 8, 2});
-        }).find("pleat[M06]: experts=8 is not divisible by ep=0") == 0);
+  CHECK(text([] { moe::plan(0, DispatchShape{4, 4, 8, 2}); }) == "pleat[M06]: ep=0 must be at least 1");
   CHECK(text([] { moe::plan(2, DispatchShape{0, 4, 8, 2}); }).find("pleat[E07]: max_tokens=0") == 0);
   CHECK(text([] { moe::plan(2, DispatchShape{4, 4, 8, 2}, {.row_alignment = 0}); }).find("pleat[E07]") == 0);
   const moe::DispatchPlan plan = moe::plan(1, DispatchShape{4, 4, 8, 2}, {Transport::peer});
@@ -439,6 +437,80 @@ TEST_CASE("errors name the values") {
           moe::bind(moe::plan(2, DispatchShape{4, 4, 8, 2}), HostExecutor{}, GroupComm<ThreadComm>(), memory);
         }).find("pleat[E06]: the plan is for a group of 2 ranks") == 0);
   CHECK(text([&] { moe::DispatchSaved saved(plan, persistent.block()); }).find("pleat[T02]") == 0);
+  CHECK(text([&] {
+          moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), Memory<>{scratch.block(), persistent.block()});
+        }).find("pleat[C29]: moe dispatch planned with Transport::peer was bound without an arena") == 0);
+}
+
+TEST_CASE("sizes whose products do not fit, dtypes and options that are no values are refused") {
+  constexpr std::int64_t huge = std::int64_t{1} << 61, most = std::numeric_limits<std::int64_t>::max();
+  const auto plan = [](const DispatchShape& shape, const moe::DispatchOptions& options = {}) {
+    moe::plan(2, shape, options);
+  };
+  const DispatchShape shapes[] = {{8, huge, 8, 2},
+                                  {8, most, 8, 2},
+                                  {1 << 30, std::int64_t{1} << 40, 8, 2},
+                                  {most, 8, 8, 2},
+                                  {0x7fffffff, 8, 8, 2},
+                                  {0x40000000, 1, 8, 1},
+
+                                  {1, 1, 0x7ffffffe, 0x7ffffffe}};
+  for (const DispatchShape& shape : shapes)
+    CHECK_THROWS_WITH_AS(plan(shape), doctest::Contains("pleat[E07]"), shape_error);
+  for (const std::int64_t alignment : {huge * 2, most, std::int64_t{1} << 52}) {
+    CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2}, {.row_alignment = alignment}), doctest::Contains("pleat[E07]"),
+                         shape_error);
+  }
+  plan({8, 1 << 28, 8, 2}, {.row_alignment = 1 << 20});  // large, and possible
+  CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2, DType::i32}), "pleat[T01]: experts compute in f64, f32 or bf16, not in i32",
+                       shape_error);
+  for (const DType dtype : {DType::f16, static_cast<DType>(77)}) {
+    CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2, dtype}), doctest::Contains("pleat[T01]"), shape_error);
+  }
+  CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2}, {.transport = static_cast<Transport>(9)}),
+                       "pleat[E14]: transport=9 is no enumerator; valid: 0 .. 1", shape_error);
+  CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2}, {.overflow = static_cast<moe::Overflow>(9)}),
+                       "pleat[E14]: overflow=9 is no enumerator; valid: 0 .. 2", shape_error);
+  CHECK_THROWS_WITH_AS(plan({8, 8, 8, 2}, {.max_ctas = -5}),
+                       "pleat[E14]: max_ctas=-5 must be a finite number, 0 or more", shape_error);
+  CHECK_THROWS_WITH_AS(plan({8, 8, 0, 1}), "pleat[E02]: experts=0 must be at least 1", shape_error);
+}
+
+TEST_CASE("a saved state belongs to its plan, and follows the order of calls") {
+  const moe::DispatchPlan plan = moe::plan(1, DispatchShape{8, 4, 8, 2}, {.row_alignment = 1}),
+                          other = moe::plan(1, DispatchShape{2, 4, 8, 2}, {.row_alignment = 1});
+  const HostBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent),
+      pinned(plan.footprint().pinned_host), memory(plan.footprint().saved), small(other.footprint().saved);
+  auto op = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(),
+                      Memory<>{scratch.block(), persistent.block(), pinned.block()});  // collectives need no arena
+  moe::DispatchSaved saved(plan, memory.block()), wrong(other, small.block());
+  const std::vector<float> x(32, 1.f), weights(16, 1.f);
+  std::vector<float> y(32);
+  std::vector<std::int32_t> ids(16);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i % 8);
+  const auto dispatch = [&](moe::DispatchSaved& state) {
+    return op.dispatch({}, TensorRef(x.data(), {8, 4}), TensorRef(ids.data(), {8, 2}),
+                       TensorRef(weights.data(), {8, 2}), state);
+  };
+  const auto combine = [&](moe::DispatchSaved& state) {
+    op.combine({}, op.rows(saved).rows, state, TensorRef(y.data(), {8, 4}));
+  };
+  CHECK_THROWS_WITH_AS(
+      dispatch(wrong),
+      "pleat[E15]: a saved state for the plan ranks=1 max_tokens=2 hidden=4 experts=8 k=2 dtype=f32 "
+      "transport=collective row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0 was given to an "
+      "operation of the plan ranks=1 max_tokens=8 hidden=4 experts=8 k=2 dtype=f32 transport=collective "
+      "row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0; make it from the operation's plan",
+      shape_error);
+  CHECK_THROWS_WITH_AS(
+      combine(saved),
+      "pleat[E16]: combine was given a saved state that no dispatch has filled; run the forward pass of "
+      "the micro-batch with it first",
+      shape_error);
+  CHECK_THROWS_WITH_AS(combine(wrong), doctest::Contains("pleat[E15]"), shape_error);
+  dispatch(saved);
+  combine(saved);
+  CHECK(y == std::vector<float>(32, 2.f));
 }
 
 }  // namespace

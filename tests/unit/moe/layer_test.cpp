@@ -1,6 +1,9 @@
 // The whole layer over every small group against one rank in float64, with both transports.
 #include <pleat/moe/layer.hpp>
 
+#include <deque>
+#include <string>
+
 #include "layer_problem.hpp"
 
 #include <doctest/doctest.h>
@@ -189,6 +192,185 @@ TEST_CASE("too many tokens on one rank end in the same error on every rank, back
       CHECK(std::string(e.what()).find("pleat[E08]: rank 1 of the ep group {0, 1} had 9 tokens") == 0);
     }
   }
+}
+
+/// Layers of one plan with an arena on one rank, which is far smaller than the worst routing.
+struct ArenaRank {
+  static moe::LayerPlan plan_of(const Sizes& sizes, Transport transport, std::int64_t arena_rows) {
+    return moe::plan(
+        2, moe::LayerShape{8, sizes.hidden, sizes.inner, sizes.experts, sizes.k, DType::f64},
+        {.dispatch = {
+             .transport = transport, .row_alignment = 4, .overflow = moe::Overflow::error, .arena_rows = arena_rows}});
+  }
+  ArenaRank(ThreadComm& world, const moe::LayerPlan& layer_plan, int layers)
+      : rank(world.rank()),
+        plan(layer_plan),
+        need(plan.footprint()),
+        scratch(need.scratch, 0xff),
+        persistent(need.persistent, 0xff),
+        pinned(need.pinned_host, 0xff),
+        arena_memory(moe::LayerArena::bytes(plan), 0xff),
+        symmetric(world, need.symmetric),
+        layer(moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+                        Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &symmetric})),
+        arena(plan, HostExecutor{}, arena_memory.block()) {
+    for (int i = 0; i < layers; ++i) {
+      memory.emplace_back(need.saved, static_cast<unsigned char>(0xff));
+      saved.emplace_back(plan, memory.back().block(), arena);
+    }
+  }
+  TensorRef rows(const Problem<double>& p, const std::vector<double>& all, std::int64_t cols) const {
+    return {const_cast<double*>(all.data()) + p.first_token(rank) * cols,
+            {p.tokens[static_cast<std::size_t>(rank)], cols}};
+  }
+  moe::ExpertMatrices matrices(const Sizes& sizes, const std::vector<double>& gate, const std::vector<double>& up,
+                               const std::vector<double>& down) const {
+    const std::int64_t local = plan.dispatch.experts_local(), stride = sizes.inner * sizes.hidden,
+                       at = rank * local * stride;
+    return {moe::expert_matrix(gate.data() + at, local, sizes.inner, sizes.hidden, stride),
+            moe::expert_matrix(up.data() + at, local, sizes.inner, sizes.hidden, stride),
+            moe::expert_matrix(down.data() + at, local, sizes.hidden, sizes.inner, stride)};
+  }
+  void forward(const Problem<double>& p, std::size_t i, const Answer<double>& a) {
+    layer.forward({}, rows(p, p.x, p.sizes.hidden), rows(p, p.logits, p.sizes.experts),
+                  matrices(p.sizes, p.gate, p.up, p.down), saved[i], rows(p, a.y, p.sizes.hidden));
+  }
+  void backward(const Problem<double>& p, std::size_t i, const Answer<double>& a) {
+    layer.backward({}, rows(p, p.dy, p.sizes.hidden), rows(p, p.logits, p.sizes.experts),
+                   matrices(p.sizes, p.gate, p.up, p.down), TensorRef{}, saved[i], rows(p, a.dx, p.sizes.hidden),
+                   rows(p, a.dlogits, p.sizes.experts), matrices(p.sizes, a.dgate, a.dup, a.ddown), false);
+  }
+  const std::int64_t* offsets(std::size_t i) const { return saved[i].dispatch.record.offsets; }
+  std::int64_t end(std::size_t i) const { return offsets(i)[plan.dispatch.experts_local()]; }
+
+  int rank;
+  moe::LayerPlan plan;
+  Footprint need;
+  HostBuffer scratch, persistent, pinned, arena_memory;
+  HostArena symmetric;
+  moe::Layer<HostExecutor, ThreadComm, HostArena> layer;
+  moe::LayerArena arena;
+  std::deque<HostBuffer> memory;
+  std::deque<moe::LayerSaved> saved;
+};
+
+TEST_CASE("layers share an arena of rows: each takes what comes and gives it back in backward") {
+  const Sizes sizes{.experts = 4, .k = 2};
+  std::vector<Problem<double>> problems;
+  std::vector<Answer<double>> expected;
+  const std::vector<std::int64_t> tokens[] = {{6, 3}, {0, 0}, {1, 8}, {7, 2}};
+  for (unsigned i = 0; i < 4; ++i) {
+    problems.emplace_back(sizes, tokens[i], i + 1);
+    expected.push_back(solve(problems.back()));
+  }
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    const moe::LayerPlan plan = ArenaRank::plan_of(sizes, transport, 80);
+    CHECK(plan.footprint().saved + moe::LayerArena::bytes(plan) / 4 <
+          moe::plan(2, moe::LayerShape{8, sizes.hidden, sizes.inner, sizes.experts, sizes.k, DType::f64},
+                    {.dispatch = {.transport = transport, .row_alignment = 4}})
+              .footprint()
+              .saved);
+    std::vector<Answer<double>> answers = expected;
+    for (Answer<double>& a : answers) {
+      for (auto* values : {&a.y, &a.dx, &a.dlogits, &a.dgate, &a.dup, &a.ddown}) {
+        std::fill(values->begin(), values->end(), std::nan(""));
+      }
+    }
+    run_ranks(2, [&](ThreadComm& world) {
+      ArenaRank r(world, plan, 4);
+      for (int step = 0; step < 2; ++step) {
+        for (std::size_t i = 0; i < 4; ++i) {
+          r.forward(problems[i], i, answers[i]);
+          CHECK(r.offsets(i)[0] == (i == 0 ? 0 : r.end(i - 1)));
+          CHECK(*r.arena.rows.used_rows == r.end(i));
+        }
+        CHECK(r.arena.rows.holders() == 4);
+        for (std::size_t i = 4; i-- > 0;) r.backward(problems[i], i, answers[i]);
+        CHECK(*r.arena.rows.used_rows == 0);
+        CHECK(r.arena.rows.holders() == 0);
+      }
+      // a forward pass that is done again, as for recomputation, and one that nothing follows
+      for (int i = 0; i < 3; ++i) r.forward(problems[0], 0, answers[0]);
+      CHECK(r.offsets(0)[0] == 0);
+      r.layer.release({}, r.saved[0]);
+      CHECK(*r.arena.rows.used_rows == 0);
+      r.layer.check({});
+    });
+    for (std::size_t i = 0; i < 4; ++i) CHECK(worst(answers[i], expected[i]) < 1e-13);
+  }
+}
+
+TEST_CASE("an arena without room is the same error on every rank, and the order of releases is checked") {
+  const Sizes sizes{.experts = 4, .k = 2};
+  const Problem<double> problem(sizes, {8, 6}, 3);
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    std::vector<std::string> texts(2);
+    run_ranks(2, [&](ThreadComm& world) {
+      const moe::LayerPlan plan = ArenaRank::plan_of(sizes, transport, 44);
+      const Answer<double> out = solve(problem);
+      ArenaRank r(world, plan, 3);
+      r.forward(problem, 0, out);
+      CHECK_NOTHROW(r.layer.check({}));
+      r.forward(problem, 1, out);
+      CHECK(r.end(1) <= 44);
+      r.forward(problem, 2, out);
+      CHECK(r.end(2) <= 44);
+      for (std::size_t i = 3; i-- > 0;) r.backward(problem, i, out);
+      CHECK(*r.arena.rows.used_rows == 0);
+      try {
+        r.layer.check({});
+      } catch (const shape_error& e) {
+        texts[static_cast<std::size_t>(world.rank())] = e.what();
+      }
+      r.forward(problem, 0, out);
+      r.forward(problem, 1, out);
+      CHECK_THROWS_WITH_AS(
+          r.layer.release({}, r.saved[0]),
+          "pleat[E17]: rows of forward call 0 of an arena are released while 2 calls hold rows; the last "
+          "one comes first, and each once",
+          shape_error);
+      CHECK_THROWS_WITH_AS(moe::LayerSaved(plan, r.memory[0].block()), doctest::Contains("pleat[E17]"), shape_error);
+      r.arena.clear(HostExecutor{}, {});
+      CHECK(*r.arena.rows.used_rows == 0);
+    });
+    CHECK(texts[0] == texts[1]);
+    CHECK(texts[0].find("pleat[E10]: rank ") == 0);
+    CHECK(texts[0].find(" rows more than its arena has left, or than max_rows=32; plan with") != std::string::npos);
+  }
+  CHECK_THROWS_WITH_AS(ArenaRank::plan_of(sizes, Transport::peer, 42), doctest::Contains("pleat[E12]: arena_rows=42"),
+                       shape_error);
+}
+
+TEST_CASE("the layer names what is wrong: sizes, a saved state of other shapes, logits of other tokens") {
+  constexpr std::int64_t huge = std::int64_t{1} << 61;
+  for (const moe::LayerShape& shape : {moe::LayerShape{8, 8, huge, 8, 2}, moe::LayerShape{8, huge, 6, 8, 2},
+                                       moe::LayerShape{8, std::int64_t{1} << 40, std::int64_t{1} << 40, 8, 2}}) {
+    CHECK_THROWS_WITH_AS(moe::plan(2, shape), doctest::Contains("pleat[E07]"), shape_error);
+  }
+  const moe::LayerPlan plan = moe::plan(1, moe::LayerShape{4, 4, 6, 2, 1}),
+                       wide = moe::plan(1, moe::LayerShape{4, 4, 7, 2, 1});
+  const Footprint need = plan.footprint();
+  const HostBuffer scratch(need.scratch), persistent(need.persistent), pinned(need.pinned_host), memory(need.saved),
+      wide_memory(wide.footprint().saved);
+  auto layer = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(),
+                         Memory<>{scratch.block(), persistent.block(), pinned.block()});
+  moe::LayerSaved saved(plan, memory.block()), other(wide, wide_memory.block());
+  std::vector<float> rows(16), logits(8), matrix(48), gradients(48);
+  const auto all = [](std::vector<float>& m) {
+    return moe::ExpertMatrices{moe::expert_matrix(m.data(), 2, 6, 4, 24), moe::expert_matrix(m.data(), 2, 6, 4, 24),
+                               moe::expert_matrix(m.data(), 2, 4, 6, 24)};
+  };
+  const TensorRef x(rows.data(), {4, 4}), l(logits.data(), {4, 2});
+  const auto forward = [&](moe::LayerSaved& state, const TensorRef& router) {
+    layer.forward({}, x, router, all(matrix), state, x);
+  };
+  CHECK_THROWS_WITH_AS(forward(other, l), doctest::Contains("pleat[E15]: a saved state for the shape"), shape_error);
+  CHECK_THROWS_WITH_AS(forward(saved, TensorRef(logits.data(), {3, 2})),
+                       "pleat[T07]: logits is f32 [3, 2] on host; it must be f32 [4, 2] on host", shape_error);
+  CHECK_THROWS_WITH_AS(layer.backward({}, x, l, all(matrix), TensorRef{}, saved, x, l, all(gradients), false),
+                       doctest::Contains("pleat[E16]: combine_backward was given a saved state"), shape_error);
+  const moe::ExpertSaved fresh(plan.experts, memory.block());
+  CHECK_THROWS_WITH_AS(fresh.expect_filled(plan.experts.shape), doctest::Contains("pleat[E16]"), shape_error);
 }
 
 TEST_CASE("the layer's footprint holds its parts") {

@@ -256,6 +256,22 @@ TEST_CASE("errors name the values") {
           two.ranks = 2;
           moe::bind(two, HostExecutor{}, GroupComm<ThreadComm>(), memory);
         }).find("pleat[E06]: the plan is for a group of 2 ranks, it was bound to one of 1") == 0);
+  for (const int ranks : {0, -1}) {
+    CHECK(text([&] { moe::plan(ranks, moe::LoadBalanceShape{4, 2}); }).find("pleat[E07]: ranks=") == 0);
+    CHECK(text([&] { moe::plan(ranks, moe::SelectionBiasShape{4, 2}); }).find("pleat[E07]: ranks=") == 0);
+  }
+  for (const std::int64_t sequences : {std::int64_t{0}, std::int64_t{-4}, std::int64_t{1} << 62}) {
+    CHECK(text([&] { moe::plan(1, moe::LoadBalanceShape{4, 2, DType::f32, sequences}); }).find("pleat[E07]") == 0);
+  }
+  CHECK(text([] {
+          moe::plan(1, moe::LoadBalanceShape{4, 2}, {.alpha = std::nan("")});
+        }) == "pleat[E14]: alpha=nan must be a finite number, 0 or more");
+  CHECK(text([] { moe::plan(1, moe::LoadBalanceShape{4, 2}, {.alpha = -1}); }).find("pleat[E14]: alpha=-1") == 0);
+  CHECK(text([] {
+          moe::plan(1, moe::LoadBalanceShape{4, 2}, {.scope = static_cast<BalanceScope>(7)});
+        }).find("pleat[E14]: scope=7 is no enumerator; valid: 0 .. 2") == 0);
+  CHECK(text([] { moe::plan(moe::RouterZShape{4, 2}, {.coefficient = HUGE_VAL}); }).find("pleat[E14]") == 0);
+  CHECK(text([] { moe::plan(moe::RouterZShape{4, 2, DType::u8}); }).find("pleat[T01]") == 0);
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 #include <pleat/moe/dispatch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -222,6 +224,59 @@ TEST_CASE("overflow=error: too many rows on one rank are the same error on every
             "pleat[E10]: rank 1 of the ep group {0, 1, 2} got 1 rows more than max_rows=5; plan with a larger "
             "max_rows, or with overflow=drop_lowest");
     }
+  }
+}
+
+TEST_CASE("a rank that is late hears of too many rows as all others do, and from the same error") {
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    const moe::DispatchPlan plan = moe::plan(ranks, DispatchShape{max_tokens, 1, experts, k, DType::f32},
+                                             {.transport = transport, .overflow = Overflow::error, .max_rows = 5});
+    for (int late = 0; late < ranks; ++late) {
+      std::vector<std::string> texts(ranks);
+      const auto run = [&] {
+        run_ranks(ranks, [&](ThreadComm& world) {
+          Bench bench(world, plan);
+          bench.forward(choices_of(world.rank(), 1));
+          if (world.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          bench.backward();
+          try {
+            bench.op.check({});
+          } catch (const error& e) {
+            texts[static_cast<std::size_t>(world.rank())] = e.what();
+            throw;
+          }
+        });
+      };
+      CHECK_THROWS_AS(run(), shape_error);
+      for (const std::string& text : texts) {
+        CHECK(text == texts[0]);
+        CHECK(text.find("pleat[E10]") == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("6 and 8 tokens on two ranks with a capacity: nobody waits for ever, and what has room is right") {
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    const moe::DispatchPlan plan =
+        moe::plan(2, DispatchShape{8, 1, 4, 1, DType::f32},
+                  {.transport = transport, .overflow = Overflow::drop_lowest, .max_rows = 5});
+    run_ranks(2, [&](ThreadComm& world) {
+      Bench bench(world, plan);
+      for (int step = 0; step < 3; ++step) {
+        const std::int64_t tokens = world.rank() == 0 ? 6 : 8;
+        // All to expert 0 of rank 0, whose five places go to the largest weights: the last tokens of rank 1.
+        std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens), 0);
+        std::vector<float> weights, x(ids.size(), 1.f), y(ids.size(), nan),
+            out(static_cast<std::size_t>(plan.capacity_rows()), 1.f);
+        for (std::int64_t t = 0; t < tokens; ++t) weights.push_back(static_cast<float>(t + 1));
+        bench.op.dispatch({}, Bench::column(x, 1), Bench::column(ids, 1), Bench::column(weights, 1), bench.saved);
+        bench.op.combine({}, Bench::column(out, 1), bench.saved, Bench::column(y, 1));
+        CHECK(y ==
+              (world.rank() == 0 ? std::vector<float>{0, 0, 0, 0, 5, 6} : std::vector<float>{0, 0, 0, 0, 0, 6, 7, 8}));
+        CHECK(bench.op.check({}).dropped_rows == 9 * (step + 1));
+      }
+    });
   }
 }
 

@@ -320,6 +320,14 @@ TEST_CASE("errors name the values") {
   };
   CHECK(text([] { moe::plan(RouterShape{4, 5}); }).find("pleat[E02]: k=5 distinct experts of experts=4") == 0);
   CHECK(text([] { moe::plan(RouterShape{4, 0}); }).find("pleat[E02]") == 0);
+  CHECK(text([] { moe::plan(RouterShape{8, 2, DType::i64}); }).find("pleat[T01]") == 0);
+  CHECK(text([] {
+          moe::plan(RouterShape{8, 2}, {.scale = 0});
+        }) == "pleat[E14]: scale=0 must be a finite number, above 0");
+  CHECK(text([] { moe::plan(RouterShape{8, 2}, {.scale = std::nan("")}); }).find("pleat[E14]: scale=nan") == 0);
+  CHECK(text([] {
+          moe::plan(RouterShape{8, 2}, {.scoring = static_cast<moe::Scoring>(9)});
+        }).find("pleat[E14]: scoring=9") == 0);
   CHECK(text([] { moe::plan(RouterShape{8, 2}, {.expert_groups = 3}); }).find("pleat[E03]: expert_groups=3") == 0);
   CHECK(text([] { moe::plan(RouterShape{8, 5}, {.expert_groups = 2, .kept_groups = 1}); }).find("pleat[E03]") == 0);
   CHECK(text([] { moe::plan(RouterShape{8, 2}, {.expert_groups = 2, .kept_groups = 3}); }).find("pleat[E03]") == 0);

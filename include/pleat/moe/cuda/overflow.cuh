@@ -10,6 +10,11 @@ namespace pleat::inline v0::moe::detail {
 
 inline constexpr int drop_threads = 1024;
 
+/// Rows of the arena that are in use, 0 where there is none.
+inline __device__ std::int64_t used_rows(const DispatchRecord& r) {
+  return r.used_rows == nullptr ? 0 : *r.used_rows;
+}
+
 /// The sum of the values of the threads before this one, and of all, in a CTA of `drop_threads`.
 struct CtaScan {
   int before, all;
@@ -97,11 +102,11 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   static_assert(Threads == drop_threads);
   int own = 0;
   for (std::int64_t i = threadIdx.x; i < plan.experts_local() * blocks; i += Threads) own += counts[i];
-  const std::int64_t entries = CtaScan(own).all, dropped = entries - plan.max_rows();
+  const std::int64_t most = plan.max_rows(used_rows(r)), dropped = CtaScan(own).all - most;
   if (dropped <= 0) return;
   auto* const weights = static_cast<Acc*>(r.entry_weights);
-  const auto threshold = select_weight<Acc>(plan, r, plan.max_rows());
-  std::int64_t equal_left = plan.max_rows() - threshold.larger;  // of those that are equal, the first so many stay
+  const auto threshold = select_weight<Acc>(plan, r, most);
+  std::int64_t equal_left = most - threshold.larger;  // of those that are equal, the first so many stay
   each_round(plan, r, [&](std::int64_t first) {
     int equal = 0;
     each_entry_of(plan, r, first,

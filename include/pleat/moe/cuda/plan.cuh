@@ -251,7 +251,7 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const std::int64_t alignment = plan.options.row_alignment;
-  std::int64_t before = 0;
+  std::int64_t before = used_rows(r);
   for (int first = 0; first < plan.experts_local(); first += 32) {
     const int expert = first + lane_of_thread();
     const bool exists = expert < plan.experts_local();
@@ -269,7 +269,9 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
     }
     before += __shfl_sync(whole_warp, sum, 31);
   }
-  if (threadIdx.x == 0) r.offsets[plan.experts_local()] = before;
+  if (threadIdx.x != 0) return;
+  r.offsets[plan.experts_local()] = before;
+  if (r.used_rows != nullptr) *r.used_rows = before;
 }
 
 template <int Threads>

@@ -74,6 +74,11 @@ void weighted_sum(T* to, std::int64_t elems, const Terms& each_term) {
   }
 }
 
+/// Rows of the arena that are in use, 0 where there is none.
+inline std::int64_t used_rows(const DispatchRecord& r) {
+  return r.used_rows == nullptr ? 0 : *r.used_rows;
+}
+
 /// Takes the entries of the smallest weight off the lists until max_rows are left, and says how many in r.dropped. NaN
 /// is the smallest; of equal weights the later goes.
 inline void drop_entries(const DispatchPlan& plan, const DispatchRecord& r) {
@@ -86,15 +91,15 @@ inline void drop_entries(const DispatchPlan& plan, const DispatchRecord& r) {
     each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
       each_entry(plan, r, number, [&](std::int64_t entry) { entries.push_back(entry); });
     });
-    const std::int64_t dropped = static_cast<std::int64_t>(entries.size()) - plan.max_rows();
+    const std::int64_t most = plan.max_rows(used_rows(r));
+    const std::int64_t dropped = static_cast<std::int64_t>(entries.size()) - most;
     if (dropped <= 0) return;
     *r.dropped = dropped;
     std::stable_sort(entries.begin(), entries.end(), [&](std::int64_t a, std::int64_t b) {
       if (std::isnan(weights[a]) || std::isnan(weights[b])) return !std::isnan(weights[a]) && std::isnan(weights[b]);
       return weights[a] > weights[b];
     });
-    std::for_each(entries.begin() + plan.max_rows(), entries.end(),
-                  [&](std::int64_t entry) { r.entry_rows[entry] = -2; });
+    std::for_each(entries.begin() + most, entries.end(), [&](std::int64_t entry) { r.entry_rows[entry] = -2; });
     each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
       const std::int64_t first = number * plan.max_entries(), end = first + plan.max_entries();
       std::int64_t kept = first;
@@ -198,12 +203,13 @@ struct HostDispatchLeaf {
     each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
       each_entry(plan, r, number, [&](std::int64_t entry) { ++r.ends[r.entry_rows[entry]]; });
     });
-    r.offsets[0] = 0;
+    r.offsets[0] = used_rows(r);
     for (int e = 0; e < plan.experts_local(); ++e) {
       const std::int64_t alignment = plan.options.row_alignment, count = r.ends[e];
       r.ends[e] = r.offsets[e];
       r.offsets[e + 1] = r.offsets[e] + (count + alignment - 1) / alignment * alignment;
     }
+    if (r.used_rows != nullptr) *r.used_rows = r.offsets[plan.experts_local()];
     each_received(plan, r, [&](int, std::int64_t, std::int64_t number) {
       each_entry(plan, r, number, [&](std::int64_t entry) { r.entry_rows[entry] = r.ends[r.entry_rows[entry]]++; });
     });
