@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <pleat/core/config.hpp>
+
 namespace pleat::inline v0::moe {
 
 /// A row that was sent: to which rank of the group, and which of the rows this rank sends there.
@@ -32,6 +34,13 @@ struct DispatchRecord {
   std::byte* rows;             // [capacity_rows, hidden] dtype
   std::int64_t* used_rows;     // [1] of an arena: how many rows are in use; null: the rows are the micro-batch's own
 };
+
+namespace detail {
+/// Rows of the arena that are in use, 0 where there is none; where the record lies.
+PLEAT_HD inline std::int64_t used_rows(const DispatchRecord& r) {
+  return r.used_rows == nullptr ? 0 : *r.used_rows;
+}
+}  // namespace detail
 
 /// What a bound operation reports, sticky until it is bound again: device memory.
 struct DispatchStatus {

@@ -10,11 +10,6 @@ namespace pleat::inline v0::moe::detail {
 
 inline constexpr int drop_threads = 1024;
 
-/// Rows of the arena that are in use, 0 where there is none.
-inline __device__ std::int64_t used_rows(const DispatchRecord& r) {
-  return r.used_rows == nullptr ? 0 : *r.used_rows;
-}
-
 /// The sum of the values of the threads before this one, and of all, in a CTA of `drop_threads`.
 struct CtaScan {
   int before, all;

@@ -74,11 +74,6 @@ void weighted_sum(T* to, std::int64_t elems, const Terms& each_term) {
   }
 }
 
-/// Rows of the arena that are in use, 0 where there is none.
-inline std::int64_t used_rows(const DispatchRecord& r) {
-  return r.used_rows == nullptr ? 0 : *r.used_rows;
-}
-
 /// Takes the entries of the smallest weight off the lists until max_rows are left, and says how many in r.dropped. NaN
 /// is the smallest; of equal weights the later goes.
 inline void drop_entries(const DispatchPlan& plan, const DispatchRecord& r) {
@@ -277,10 +272,10 @@ struct HostDispatchLeaf {
     });
   }
 
-  /// One row per token: the sum over the ranks that answered; the same of the headers' weight gradients where asked.
-  /// With a status, notes what each rank dropped.
+  /// One row per token: the residual, where there is one, and the sum over the ranks that answered; the same of the
+  /// headers' weight gradients where asked. With a status, notes what each rank dropped.
   static void sum_sources(const DispatchPlan& plan, std::int64_t tokens, const RowTable& in, const DispatchRecord& r,
-                          void* y, void* dweights, DispatchStatus* status, HostStream) {
+                          const void* residual, void* y, void* dweights, DispatchStatus* status, HostStream) {
     for (int p = 0; p < plan.ranks && status != nullptr && plan.may_drop(); ++p) {
       const std::int64_t dropped = in.counts == nullptr ? r.all_dropped[p] : *in.counts[p];
       status->dropped_rows += dropped;
@@ -295,6 +290,7 @@ struct HostDispatchLeaf {
         const SentRow* first = r.sent + t * plan.max_sends();
         const SentRow* last = std::find_if(first, first + plan.max_sends(), [](SentRow s) { return s.rank < 0; });
         weighted_sum(static_cast<T*>(y) + t * plan.shape.hidden, plan.shape.hidden, [&](const auto& add) {
+          if (residual != nullptr) add(Acc{1}, static_cast<const T*>(residual) + t * plan.shape.hidden);
           for (const SentRow* s = first; s != last; ++s)
             add(Acc{1}, reinterpret_cast<const T*>(in.payload(s->rank, s->slot)));
         });
