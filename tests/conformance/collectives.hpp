@@ -170,6 +170,26 @@ void check_collectives() {
       }
     });
   });
+  at_all_sizes_on_ranks<Backend, View>("refusals of one's own arguments", [](auto& site) {
+    const auto all_refuse = [&]<class Error>(std::type_identity<Error>, std::size_t elems, DType dtype,
+                                             const char* id) {
+      auto& comm = site.comm;
+      const std::vector<std::size_t> counts(static_cast<std::size_t>(site.size()), elems);
+      const pleat::Send send{nullptr, elems, site.rank()};
+      const pleat::Recv recv{nullptr, elems, site.rank()};
+      const auto refuses = [&](auto call) { require_throws<Error>(call, id); };
+      refuses([&] { comm.all_gather(nullptr, nullptr, elems, dtype, site.s()); });
+      refuses([&] { comm.all_gather_v(nullptr, nullptr, counts, dtype, site.s()); });
+      refuses([&] { comm.all_to_all(nullptr, nullptr, elems, dtype, site.s()); });
+      refuses([&] { comm.all_to_all_v(nullptr, counts, nullptr, counts, dtype, site.s()); });
+      refuses([&] { comm.broadcast(nullptr, elems, 0, dtype, site.s()); });
+      refuses([&] { comm.exchange({&send, 1}, {&recv, 1}, dtype, site.s()); });
+    };
+    all_refuse(std::type_identity<pleat::shape_error>{}, 3, static_cast<DType>(77), "of elements of dtype number 77");
+    all_refuse(std::type_identity<pleat::comm_error>{}, std::size_t{1} << 62, DType::i32, "pleat[C05]");
+    all_refuse(std::type_identity<pleat::comm_error>{}, SIZE_MAX, DType::u8, "more bytes than memory can have");
+    all_gather_once(site, 3, DType::f32, false, 13);  // that ends nothing
+  });
   // Every rank draws the same operations, and goes through them at a pace of its own.
   at_all_sizes_on_ranks<Backend, View>("random operations", [](auto& site) {
     std::minstd_rand common(static_cast<unsigned>(99 + site.size()));

@@ -105,8 +105,40 @@ void credits_once(Site& site, Peers& peers, int slots, int rounds) {
   for (int round = std::max(0, rounds - (slots - 1)); round < rounds; ++round) take(round);
 }
 
+/// What a window refuses, and what is left where it was moved from.
+template <arena_backend Backend>
+void check_peer_refusals() {
+  at_all_sizes_on_peers<Backend>("C33 and C34", [](auto& site) {
+    auto arena = site.make_arena(512);
+    auto peers = arena.open(site.everybody(), 64, 2);
+    auto next = arena.open(site.everybody(), 64, 1);
+    const auto refuses = [&](auto call, const char* text) { require_throws<pleat::comm_error>(call, text); };
+    for (const int wrong : {-1, site.size()}) {
+      refuses([&] { peers.signal(wrong, 0, site.s()); }, "pleat[C33]: signal with peer");
+      refuses([&] { peers.await(wrong, 0, site.s()); }, "pleat[C33]: await with peer");
+      refuses([&] { (void)peers.base(wrong); }, "pleat[C33]: base with peer");
+    }
+    for (const int wrong : {-1, 2, 99}) {
+      refuses([&] { peers.signal(site.rank(), wrong, site.s()); }, "pleat[C33]: signal on channel");
+      refuses([&] { peers.await(site.rank(), wrong, site.s()); }, "valid channels: 0 to 1");
+    }
+    next.signal(site.rank(), 0, site.s());
+    next.await(site.rank(), 0, site.s());
+    site.finish();
+    auto moved = std::move(peers);
+    refuses([&] { peers.signal(0, 0, site.s()); }, "pleat[C33]: signal with peer 0 of a window of 0 ranks");
+    moved.signal(site.rank(), 1, site.s());
+    moved.await(site.rank(), 1, site.s());
+    site.finish();
+    auto whole = std::move(arena);
+    refuses([&] { (void)arena.open(site.everybody(), 8, 1); }, "pleat[C34]");
+    (void)whole.open(site.everybody(), 8, 1);
+  });
+}
+
 template <arena_backend Backend>
 void check_peer_access() {
+  check_peer_refusals<Backend>();
   at_all_sizes_on_peers<Backend>("window of all ranks", [](auto& site) {
     auto arena = site.make_arena(all_write_bytes(site.size()));
     auto peers = arena.open(site.everybody(), all_write_bytes(site.size()), 2);
@@ -222,15 +254,21 @@ void check_peer_access() {
   at_all_sizes_on_peers<Backend>("C07 and C08", [](auto& site) {
     auto arena = site.make_arena(512);
     const int n = site.size(), r = site.rank();
-    require_throws<pleat::comm_error>([&] { arena.open(strided_group(r, n, 2), 8, 1); }, "pleat[C07]: group {");
+    require_throws<pleat::comm_error>([&] { (void)arena.open(strided_group(r, n, 2), 8, 1); }, "pleat[C07]: group {");
     if (n > 1) {
-      require_throws<pleat::comm_error>([&] { arena.open(strided_group((r + 1) % n, 1, 1), 8, 1); }, "pleat[C07]");
+      require_throws<pleat::comm_error>([&] { (void)arena.open(strided_group((r + 1) % n, 1, 1), 8, 1); },
+                                        "pleat[C07]");
     }
-    require_throws<pleat::comm_error>([&] { arena.open(site.everybody(), 513, 1); }, "has 512 bytes");
+    require_throws<pleat::comm_error>([&] { (void)arena.open(site.everybody(), 513, 1); }, "has 512 bytes");
     auto first = arena.open(site.everybody(), 300, 1);  // refusals used nothing up
     require_throws<pleat::comm_error>(
-        [&] { arena.open(site.everybody(), 129, 1); },
+        [&] { (void)arena.open(site.everybody(), 129, 1); },
         "pleat[C08]: the arena has 512 bytes, the operations bound to it so far need 513");
+    require_throws<pleat::comm_error>([&] { (void)arena.open(site.everybody(), SIZE_MAX - 100, 1); }, "pleat[C08]");
+    require_throws<pleat::comm_error>([&] { (void)arena.open(site.everybody(), 8, -4); }, "pleat[C08]: -4 channels");
+    require_throws<pleat::comm_error>(
+        [&] { (void)arena.open(site.everybody(), 0, pleat::default_channels); },
+        "pleat[C08]: the arena has 1024 channels, the operations bound to it so far need 1025");
     auto second = arena.open(site.everybody(), 128, 1);
     require(second.base(r) == first.base(r) + 384, "the second window follows the first");
   });

@@ -28,6 +28,8 @@ using Counts = std::span<const std::size_t>;
 /// A communicator. Operations return nothing: what goes wrong is thrown. All counts are in elements of `dtype`; buffers
 /// are the device's, borrowed until the work is done.
 ///
+/// A dtype that is none is refused (T01), and so are more bytes than memory can have (C05), before any peer is met.
+///
 /// Every rank of the group calls each collective, in the same order, with the same dtype and counts that agree; a rank
 /// that breaks this gives every rank a comm_error (C05) where the backend can see it. On the host an operation is
 /// complete on return. On a CUDA device it is ordered on `s`; the call may block until the peers enter it, never for

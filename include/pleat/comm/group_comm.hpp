@@ -5,6 +5,7 @@
 #include <span>
 #include <thread>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/communicator.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/mesh/group.hpp>
@@ -12,7 +13,7 @@
 namespace pleat::inline v0 {
 
 /// A copyable, non-owning handle with the operations of a communicator (see communicator.hpp) over one group. A group
-/// of one holds no communicator: its operations are local copies on the same stream, and C05 and C06 where a
+/// of one holds no communicator: its operations are local copies on the same stream, and C05, C06 and T01 where a
 /// communicator has them. The communicator must outlive the handle.
 template <communicator Comm>
 class GroupComm {
@@ -36,24 +37,25 @@ class GroupComm {
   Comm* comm() const noexcept { return comm_; }
 
   void all_gather(const void* in, void* out, std::size_t elems, DType dtype, stream_type s) const {
-    comm_ ? comm_->all_gather(in, out, elems, dtype, s) : copy(out, in, elems, dtype, s);
+    comm_ ? comm_->all_gather(in, out, elems, dtype, s) : copy("all_gather", out, in, elems, dtype, s);
   }
   void all_gather_v(const void* in, void* out, Counts counts, DType dtype, stream_type s) const {
     if (comm_) return comm_->all_gather_v(in, out, counts, dtype, s);
     require(counts.size() == 1, "all_gather_v");
-    copy(out, in, counts[0], dtype, s);
+    copy("all_gather_v", out, in, counts[0], dtype, s);
   }
   void all_to_all(const void* in, void* out, std::size_t elems, DType dtype, stream_type s) const {
-    comm_ ? comm_->all_to_all(in, out, elems, dtype, s) : copy(out, in, elems, dtype, s);
+    comm_ ? comm_->all_to_all(in, out, elems, dtype, s) : copy("all_to_all", out, in, elems, dtype, s);
   }
   void all_to_all_v(const void* in, Counts send, void* out, Counts recv, DType dtype, stream_type s) const {
     if (comm_) return comm_->all_to_all_v(in, send, out, recv, dtype, s);
     require(send.size() == 1 && recv.size() == 1 && send[0] == recv[0], "all_to_all_v");
-    copy(out, in, send[0], dtype, s);
+    copy("all_to_all_v", out, in, send[0], dtype, s);
   }
   void broadcast(void* buffer, std::size_t elems, int root, DType dtype, stream_type s) const {
     if (comm_) return comm_->broadcast(buffer, elems, root, dtype, s);
     require(root == 0, "broadcast");
+    (void)detail::bytes_of("broadcast", elems, dtype);
   }
   /// Errors: comm_error C06 as the communicator's.
   void exchange(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, stream_type s) const {
@@ -66,7 +68,7 @@ class GroupComm {
       fail<comm_error>("pleat[C06]: in a group of one every message goes to peer 0 and matches a receive of its size; ",
                        tx.size(), " sends and ", rx.size(), " receives do not");
     }
-    for (std::size_t i = 0; i < tx.size(); ++i) copy(rx[i].data, tx[i].data, tx[i].elems, dtype, s);
+    for (std::size_t i = 0; i < tx.size(); ++i) copy("exchange", rx[i].data, tx[i].data, tx[i].elems, dtype, s);
   }
   void barrier(stream_type s) const {
     if (comm_) comm_->barrier(s);
@@ -88,8 +90,9 @@ class GroupComm {
                        " in a group of one: valid: root 0, one count per list, and as many elements sent as received");
     }
   }
-  static void copy(void* out, const void* in, std::size_t elems, DType dtype, stream_type s) {
-    if (out != in) executor_for<device_type>{}.copy(out, in, elems * size_bytes(dtype), s);
+  static void copy(const char* operation, void* out, const void* in, std::size_t elems, DType dtype, stream_type s) {
+    const std::size_t bytes = detail::bytes_of(operation, elems, dtype);
+    if (out != in) executor_for<device_type>{}.copy(out, in, bytes, s);
   }
 
   Comm* comm_ = nullptr;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/communicator.hpp>
 #include <pleat/comm/thread_world.hpp>
 #include <pleat/core/executor.hpp>
@@ -32,12 +33,12 @@ class Mailboxes {
         boxes_(world_ranks_.size() * world_ranks_.size()) {}
 
   /// Posts all sends, takes all receives in order, returns when the sends have been taken too. Errors: comm_error C06
-  /// on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank.
+  /// on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank; T01, C05 as `bytes_of`.
   void exchange(int rank, std::span<const Send> tx, std::span<const Recv> rx, DType dtype, const Executor& executor,
                 Events& events, stream_type s) {
     world_->enter(world_ranks_[static_cast<std::size_t>(rank)], "exchange");
-    for (const Send& send : tx) check_peer(send.peer);
-    for (const Recv& recv : rx) check_peer(recv.peer);
+    for (const Send& send : tx) check(send.peer, send.elems, dtype);
+    for (const Recv& recv : rx) check(recv.peer, recv.elems, dtype);
     std::vector<Post> posts;  // stays in place: peers hold pointers into it
     posts.reserve(tx.size());
     executor.record(events.sent, s);
@@ -74,7 +75,8 @@ class Mailboxes {
 
   std::deque<Post*>& box(int from, int to) { return boxes_[static_cast<std::size_t>(from) * world_ranks_.size() + to]; }
 
-  void check_peer(int peer) const {
+  void check(int peer, std::size_t elems, DType dtype) const {
+    (void)bytes_of("exchange", elems, dtype);
     if (peer < 0 || peer >= static_cast<int>(world_ranks_.size())) {
       pleat::fail<comm_error>("pleat[C06]: exchange with peer ", peer, "; valid peers: 0 to ", world_ranks_.size() - 1);
     }

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 
+#include <pleat/core/error.hpp>
 #include <pleat/mesh/group.hpp>
 
 namespace pleat::inline v0 {
@@ -21,6 +22,9 @@ constexpr const char* name_of(Transport transport) {
 ///   peer sees what was written before it.
 /// - `await(peer, channel, s)`: what follows on `s` runs after the next signal of `peer` to me on the channel: the k-th
 ///   await matches the k-th signal. On the host the call blocks, with the communicator's deadline and failure rules.
+///
+/// A peer that is no rank of the window and a channel that it does not have are refused (C33), and so is all with a
+/// window that was moved from, which has no ranks.
 ///
 /// Signals count, so a *free* and a *full* channel make a credit: the writer awaits free, writes, signals full; the
 /// reader awaits full, reads, signals free. At bind the reader signals free once per slot that starts empty.
@@ -49,6 +53,19 @@ concept symmetric_arena = requires(A& a, const A& k, const Group& group, std::si
 };
 
 namespace detail {
+
+/// What windows refuse. `channels`: of the window; a base has none. Errors: comm_error C33.
+inline void check_peer(const char* call, int peer, int ranks) {
+  if (peer >= 0 && peer < ranks) return;
+  fail<comm_error>("pleat[C33]: ", call, " with peer ", peer, " of a window of ", ranks, " ranks; valid peers: 0 to ",
+                   ranks - 1);
+}
+inline void check_signal(const char* call, int peer, int ranks, int channel, int channels) {
+  check_peer(call, peer, ranks);
+  if (channel >= 0 && channel < channels) return;
+  fail<comm_error>("pleat[C33]: ", call, " on channel ", channel, " of a window of ", channels,
+                   " channels; valid channels: 0 to ", channels - 1);
+}
 
 /// In ring order from the next rank on, so that not all turn to the same peer first.
 template <class Peers, class F>

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/peer_slots.hpp>
 #include <pleat/comm/transfer_table.hpp>
 #include <pleat/core/carve.hpp>
@@ -60,10 +61,11 @@ constexpr void append_to(Message& message, const PeerCollectivesPlan& p) {
 }
 
 /// The plan for blocks of at most `block_bytes`, what a rank sends to one peer. `Stores`: the peers' kernels,
-/// MappedStores where each rank has a GPU of its own.
+/// MappedStores where each rank has a GPU of its own. Errors: comm_error C05 for more bytes than memory can have.
 template <class Stores = NoStores>
 constexpr PeerCollectivesPlan plan_peer_collectives(int ranks, std::size_t block_bytes,
                                                     const TransferTable& table = {}) {
+  (void)detail::bytes_of("peer collectives", block_bytes, DType::u8, std::int64_t{2 * peer_slots} * ranks);
   PeerCollectivesPlan plan{.ranks = ranks, .block_bytes = block_bytes, .beside_bytes = table.beside_bytes};
   if constexpr (Stores::exist) {
     if (ranks > 1) plan.stores = steps_up_to(table.stores, block_bytes);
@@ -115,19 +117,20 @@ class PeerCollectives {
   /// Where this rank's block of the next all_gather of `elems` will lie. Who writes it there, on `s.compute` after the
   /// last release, and passes it as `in`, spares a copy. Errors: as all_gather.
   std::byte* own_block(std::size_t elems, DType dtype) {
-    const std::size_t bytes = elems * size_bytes(dtype);
+    const std::size_t bytes = detail::bytes_of("own_block", elems, dtype);
     check("own_block", bytes);
     return kind_of(bytes).slot() + static_cast<std::size_t>(peers_.rank()) * bytes;
   }
 
   /// The result [ranks, elems]: `in` [elems] of every rank. Errors: shape_error C30 when the block is larger than
-  /// planned, or two results are not released.
+  /// planned, or two results are not released; T01, C05 as a communicator's.
   std::byte* all_gather(const void* in, std::size_t elems, DType dtype, const StreamPair& s) {
-    return move("all_gather", in, 0, elems * size_bytes(dtype), s);
+    return move("all_gather", in, 0, detail::bytes_of("all_gather", elems, dtype), s);
   }
   /// The result [ranks, elems]: block p of `in` [ranks, elems] goes to rank p. Errors: as all_gather.
   std::byte* all_to_all(const void* in, std::size_t elems, DType dtype, const StreamPair& s) {
-    return move("all_to_all", in, elems * size_bytes(dtype), elems * size_bytes(dtype), s);
+    const std::size_t bytes = detail::bytes_of("all_to_all", elems, dtype);
+    return move("all_to_all", in, bytes, bytes, s);
   }
 
   /// What reads the oldest result is on `s.compute` by now: its memory may be written again. Errors: shape_error C30

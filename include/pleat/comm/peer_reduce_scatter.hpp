@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/peer_slots.hpp>
 #include <pleat/comm/transfer_table.hpp>
 #include <pleat/core/carve.hpp>
@@ -55,10 +56,11 @@ constexpr void append_to(Message& message, const PeerReduceScatterPlan& p) {
 }
 
 /// The plan for ranks that keep at most `block_elems` elements. `Sums`: the peers' kernels, MappedSums where each rank
-/// has a GPU of its own.
+/// has a GPU of its own. Errors: T01, C05 for a dtype that is none and more bytes than memory can have.
 template <class Sums = NoSums>
 constexpr PeerReduceScatterPlan plan_peer_reduce_scatter(int ranks, std::size_t block_elems, DType wire = DType::f32,
                                                          const TransferTable& table = {}) {
+  (void)detail::bytes_of("a peer reduce-scatter", block_elems, wire, std::int64_t{peer_slots} * ranks);
   PeerReduceScatterPlan plan{.ranks = ranks, .block_elems = block_elems, .wire = wire};
   if constexpr (Sums::exist) {
     if (ranks > 1) plan.sums = steps_up_to(table.sums, block_elems * size_bytes(wire));

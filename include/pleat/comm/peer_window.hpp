@@ -23,8 +23,8 @@ namespace detail {
 template <class Arena>
 using peers_of = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, 0));
 
-/// The window of an operation planned for `ranks` ranks. Errors: comm_error C29 for a group of another size and without
-/// an arena that reaches it; C08.
+/// The window of an operation planned for `ranks` ranks; `operation`, a string literal, names it in errors. Errors:
+/// comm_error C29 for a group of another size and without an arena that reaches it; C08.
 template <class Comm, class Arena>
 peers_of<Arena> open_window(const char* operation, int ranks, const GroupComm<Comm>& group, const Memory<Arena>& memory,
                             std::size_t bytes, int channels) {
@@ -37,7 +37,9 @@ peers_of<Arena> open_window(const char* operation, int ranks, const GroupComm<Co
                                              : "does not reach it",
                      "; plan with the group's size, and with Transport::collective where there is no such arena");
   }
-  return memory.arena->open(group.ranks(), bytes, channels);
+  peers_of<Arena> peers = memory.arena->open(group.ranks(), bytes, channels);
+  if constexpr (requires { peers.name(operation); }) peers.name(operation);
+  return peers;
 }
 
 }  // namespace detail

@@ -93,12 +93,15 @@ class Rendezvous {
   }
 
   template <class... Parts>
+  Message wrong(std::size_t rank, const Parts&... parts) const {
+    return message_of("pleat[C05]: rank ", world_ranks_[rank], " calls ", calls_[rank].operation, parts...);
+  }
+  template <class... Parts>
   Message differs(std::size_t rank, const Parts&... parts) const {
-    return message_of("pleat[C05]: rank ", world_ranks_[rank], " calls ", calls_[rank].operation, ", rank ",
-                      world_ranks_[0], " calls ", calls_[0].operation, parts...);
+    return wrong(rank, ", rank ", world_ranks_[0], " calls ", calls_[0].operation, parts...);
   }
   Message miscounts(std::size_t rank, Counts counts) const {
-    return differs(rank, "; it gives ", counts.size(), " counts for ", calls_.size(), " ranks");
+    return wrong(rank, "; it gives ", counts.size(), " counts for ", calls_.size(), " ranks");
   }
   /// The first way in which the calls do not fit together, or an empty text.
   Message find_disagreement() const {
@@ -111,18 +114,20 @@ class Rendezvous {
       if (call.dtype != first.dtype) return differs(r, "; dtypes ", call.dtype, " and ", first.dtype, " must agree");
       if (call.elems != first.elems) return differs(r, "; elems ", call.elems, " and ", first.elems, " must agree");
       if (call.root != first.root) return differs(r, "; roots ", call.root, " and ", first.root, " must agree");
-      if (call.root < 0 || call.root >= size()) return differs(r, "; root ", call.root, " is not in 0 to ", size() - 1);
+      if (call.root < 0 || call.root >= size()) return wrong(r, "; root ", call.root, " is not in 0 to ", size() - 1);
       if (call.count_lists >= 1 && call.recv.size() != calls_.size()) return miscounts(r, call.recv);
       if (call.count_lists == 2 && call.send.size() != calls_.size()) return miscounts(r, call.send);
     }
     for (std::size_t r = 0; r < calls_.size(); ++r) {
       for (std::size_t p = 0; p < calls_[r].recv.size(); ++p) {
         // all_gather_v has no send counts: all give the same list. all_to_all_v: what p sends me is what I receive.
-        const std::size_t given = first.count_lists == 1 ? first.recv[p] : calls_[p].send[r];
-        if (calls_[r].recv[p] != given) {
-          return differs(r, "; rank ", world_ranks_[r], " expects ", calls_[r].recv[p], " elements of rank ",
-                         world_ranks_[p], ", which are ", given);
-        }
+        const std::size_t expected = calls_[r].recv[p];
+        const bool is_gather = first.count_lists == 1;
+        const std::size_t given = is_gather ? first.recv[p] : calls_[p].send[r];
+        if (expected == given) continue;
+        const Message text = wrong(r, "; it expects ", expected, " elements of rank ", world_ranks_[p], ", ");
+        return is_gather ? message_of(text, "rank ", world_ranks_[0], " expects ", given)
+                         : message_of(text, "which sends ", given);
       }
     }
     return {};

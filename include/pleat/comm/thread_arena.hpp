@@ -65,20 +65,27 @@ class BasicThreadPeers {
   // A copy would take signals that are awaited once.
   BasicThreadPeers(BasicThreadPeers&&) noexcept = default;
   BasicThreadPeers& operator=(BasicThreadPeers&&) noexcept = default;
-  BasicThreadPeers(std::shared_ptr<State> arena, std::vector<int> members, int rank, std::size_t offset_bytes,
-                   int first_channel, int channels)
+  BasicThreadPeers(std::shared_ptr<State> arena, std::vector<int> members, int rank, detail::WindowLog::Place place,
+                   int channels)
       : arena_(std::move(arena)),
         members_(std::move(members)),
         awaited_(members_.size(), std::vector<std::uint64_t>(static_cast<std::size_t>(channels))),
         rank_(rank),
-        offset_bytes_(offset_bytes),
-        first_channel_(static_cast<std::size_t>(first_channel)) {}
+        channels_(channels),
+        place_(place) {}
+
+  /// What errors call the operation that the window is for; a string literal.
+  void name(const char* operation) { name_ = operation; }
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }
-  std::byte* base(int peer) const { return arena_->blocks[member(peer)].data() + offset_bytes_; }
+  std::byte* base(int peer) const {
+    detail::check_peer("base", peer, size());
+    return arena_->blocks[member(peer)].data() + place_.offset_bytes;
+  }
 
   void signal(int peer, int channel, stream_type s = {}) {
+    detail::check_signal("signal", peer, size(), channel, channels_);
     auto& inbox = arena_->inboxes[member(peer)];
     std::optional<typename Executor::event_type> event;
     {
@@ -98,17 +105,19 @@ class BasicThreadPeers {
     inbox.place->changed.notify_all();
   }
 
-  /// Errors: comm_error C02, C03, C04 when the signal does not come.
+  /// Errors: comm_error C02, C03, C04 when the signal does not come, with the name of the operation that awaits it.
   void await(int peer, int channel, stream_type s = {}) {
+    detail::check_signal("await", peer, size(), channel, channels_);
     auto& inbox = arena_->inboxes[member(rank_)];
     const std::uint64_t number = ++awaited_[static_cast<std::size_t>(peer)][static_cast<std::size_t>(channel)];
     const int source = world_rank(peer);
-    arena_->world->enter(world_rank(rank_), "await");
+    const bool is_named = name_[0] != '\0';
+    arena_->world->enter(world_rank(rank_), is_named ? name_ : "await");
     std::unique_lock lock(inbox.place->mutex);
     arena_->world->wait(
         *inbox.place, lock, world_rank(rank_), [&] { return !signals(inbox, peer, channel).empty(); },
-        [&] { return std::vector<int>{source}; }, "await of signal ", number, " on channel ", channel, " from rank ",
-        source);
+        [&] { return std::vector<int>{source}; }, name_, is_named ? ": " : "", "await of signal ", number,
+        " on channel ", channel, " from rank ", source);
     auto& queue = signals(inbox, peer, channel);
     executor_.wait(s, queue.front());
     inbox.sources[member(peer)].spare.push_back(std::move(queue.front()));
@@ -121,7 +130,7 @@ class BasicThreadPeers {
   /// A signal may come before its receiver has opened the window, so channels appear when they are first used.
   auto& signals(typename State::Inbox& inbox, int source, int channel) const {
     auto& channels = inbox.sources[member(source)].signals;
-    const std::size_t at = first_channel_ + static_cast<std::size_t>(channel);
+    const auto at = static_cast<std::size_t>(place_.first_channel + channel);
     if (channels.size() <= at) channels.resize(at + 1);
     return channels[at];
   }
@@ -129,9 +138,9 @@ class BasicThreadPeers {
   std::shared_ptr<State> arena_;
   std::vector<int> members_;                         // ranks of the arena
   std::vector<std::vector<std::uint64_t>> awaited_;  // [peer][channel], for the texts of errors
-  int rank_ = 0;
-  std::size_t offset_bytes_ = 0;
-  std::size_t first_channel_ = 0;
+  int rank_ = 0, channels_ = 0;
+  detail::WindowLog::Place place_ = {};
+  const char* name_ = "";
   [[no_unique_address]] Executor executor_;
 };
 
@@ -147,23 +156,28 @@ class BasicThreadArena {
   BasicThreadArena(BasicThreadArena&&) noexcept = default;
   BasicThreadArena& operator=(BasicThreadArena&&) noexcept = default;
 
-  /// Collective over `stage`. Size the arena by the sum of `footprint().symmetric` of all operations bound to it.
-  BasicThreadArena(GroupComm<Comm> stage, std::size_t bytes) : ranks_(stage.ranks()), rank_(stage.rank()) {
+  /// Collective over `stage`. Size the arena by the sum of `footprint().symmetric` of all operations bound to it, and
+  /// `channels` by that of `footprint().channels`. Errors: comm_error C08 for channels below 0.
+  BasicThreadArena(GroupComm<Comm> stage, std::size_t bytes, int channels = default_channels)
+      : ranks_(stage.ranks()), rank_(stage.rank()) {
+    detail::ArenaSize size{bytes, channels};
+    detail::check_channels(channels);
     if (stage.comm() == nullptr) {
       auto world = std::make_shared<detail::ThreadWorld>(ranks_[0] + 1, RunOptions{}.deadline);
       state_ = std::make_shared<State>(std::move(world), std::vector<int>{ranks_[0]});
-      state_->blocks[0] = Buffer(size_bytes_ = bytes);
+      state_->blocks[0] = Buffer(bytes);
+      log_ = detail::WindowLog(size);
       return;
     }
     Comm& comm = *stage.comm();
-    const auto mine = std::make_shared<std::size_t>(bytes);
-    for (int r = 0; r < comm.size(); ++r) size_bytes_ = std::max(size_bytes_, *comm.share("arena", mine, r));
+    const auto mine = std::make_shared<detail::ArenaSize>(size);
+    for (int r = 0; r < comm.size(); ++r) size.take(*comm.share("arena", mine, r));
     std::shared_ptr<State> made;
     if (rank_ == 0) made = std::make_shared<State>(comm.world(), comm.world_ranks());
     state_ = comm.share("arena", made, 0);
-    state_->blocks[static_cast<std::size_t>(rank_)] = Buffer(size_bytes_);
-    comm.share("arena", made,
-               0);  // nobody opens a window before all blocks are there
+    state_->blocks[static_cast<std::size_t>(rank_)] = Buffer(size.bytes);
+    log_ = detail::WindowLog(size);
+    comm.share("arena", made, 0);  // nobody opens a window before all blocks are there
   }
 
   /// Whether the group (world ranks) lies in this arena: threads map all of each other's memory.
@@ -175,29 +189,23 @@ class BasicThreadArena {
   }
 
   /// The window of my group `group` (world ranks): the next `bytes` of the arena and `channels` channels. Errors:
-  /// comm_error C07 when the group is not reachable, C08 when the arena is used up.
-  Peers open(const Group& group, std::size_t bytes, int channels) {
+  /// comm_error C07 when the group is not reachable, C08 when the arena is used up, C34.
+  [[nodiscard]] Peers open(const Group& group, std::size_t bytes, int channels) {
+    detail::check_not_moved_from(state_ != nullptr);
     if (!reachable(group) || !group.contains(ranks_[rank_])) {
       fail<comm_error>("pleat[C07]: group ", group, " of rank ", ranks_[rank_], " is not inside the arena of ranks ",
                        ranks_);
     }
-    if (used_bytes_ + bytes > size_bytes_) {
-      fail<comm_error>("pleat[C08]: the arena has ", size_bytes_, " bytes, the operations bound to it so far need ",
-                       used_bytes_ + bytes, "; size it by the sum of footprint().symmetric");
-    }
-    Carver windows;
-    windows.take_bytes(used_bytes_ + bytes);
-    const std::size_t offset = std::exchange(used_bytes_, windows.used_bytes());
+    const auto place = log_.add(bytes, channels);
     std::vector<int> members;
     for (const int rank : group) members.push_back(ranks_.index_of(rank));
-    const int first_channel = std::exchange(used_channels_, used_channels_ + channels);
-    log_.add(bytes, channels);
-    return Peers(state_, std::move(members), group.index_of(ranks_[rank_]), offset, first_channel, channels);
+    return Peers(state_, std::move(members), group.index_of(ranks_[rank_]), place, channels);
   }
 
   /// Collective over `stage`, the ranks of this arena; after the last bind: whether all ranks have opened the same
-  /// windows. Errors, on all ranks alike: comm_error C32.
+  /// windows. Errors, on all ranks alike: comm_error C32; C34.
   void seal(const GroupComm<Comm>& stage) const {
+    detail::check_not_moved_from(state_ != nullptr);
     log_.check(ranks_, [&](const auto& mine) {
       std::vector<std::remove_cvref_t<decltype(mine)>> all{mine};
       if (stage.comm() == nullptr) return all;
@@ -211,10 +219,7 @@ class BasicThreadArena {
  private:
   Group ranks_;
   int rank_;
-  std::shared_ptr<State> state_;
-  std::size_t size_bytes_ = 0;
-  std::size_t used_bytes_ = 0;
-  int used_channels_ = 0;
+  std::shared_ptr<State> state_;  // null when moved from
   detail::WindowLog log_;
 };
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/mailboxes.hpp>
 #include <pleat/comm/rendezvous.hpp>
 #include <pleat/core/host/executor.hpp>
@@ -39,7 +40,8 @@ struct ThreadGroup {
 /// whatever the timing.
 ///
 /// A rank that throws, returns early or never comes ends the waits of all others with a comm_error (C02, C03, C04) that
-/// names rank and operation. One thread uses one communicator. Cannot be captured in a CUDA graph.
+/// names rank and operation. Copies are handles on the same communicator; one thread uses them. Cannot be captured in a
+/// CUDA graph.
 template <executor Executor>
 class BasicThreadComm {
  public:
@@ -55,10 +57,14 @@ class BasicThreadComm {
     if (!mine) mine.emplace(typename group_type::Events{event(), event(), {event(), event()}});
   }
 
+  // No moves: what is moved from stays a handle on the group.
+  BasicThreadComm(const BasicThreadComm&) = default;
+  BasicThreadComm& operator=(const BasicThreadComm&) = default;
+
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return group_->meeting.size(); }
 
-  BasicThreadComm split(int color, int key) {
+  [[nodiscard]] BasicThreadComm split(int color, int key) {
     std::vector<int> members;
     members.reserve(static_cast<std::size_t>(size()));  // nothing may throw between meet and part
     meet({.operation = "split", .elems = static_cast<std::size_t>(key), .root = color, .must_agree = false});
@@ -171,6 +177,8 @@ class BasicThreadComm {
   /// have come to the call; then nobody goes on, host or stream, before all have read.
   template <class Read>
   void collective(const detail::Call& call, stream_type s, Read read) {
+    (void)detail::bytes_of(call.operation, call.elems, call.dtype, size());
+    for (const Counts counts : {call.send, call.recv}) detail::check_counts(call.operation, counts, call.dtype);
     executor_.record(my_events().ready, s);
     meet(call);
     std::exception_ptr error;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/core/error.hpp>
 
 namespace pleat::inline v0::detail {
@@ -28,7 +29,9 @@ class ThreadWorld {
   using Duration = std::chrono::milliseconds;
 
   ThreadWorld(int ranks, Duration deadline)
-      : deadline_(deadline), has_returned_(static_cast<std::size_t>(ranks)), operation_(has_returned_.size()) {}
+      : deadline_(checked_deadline(deadline)),
+        has_returned_(static_cast<std::size_t>(ranks)),
+        operation_(has_returned_.size()) {}
 
   std::shared_ptr<WaitingPlace> make_place() {
     auto place = std::make_shared<WaitingPlace>();

@@ -56,7 +56,7 @@ PLEAT_KERNEL void __launch_bounds__(BulkSum::threads, 1)
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < BulkSum::stages) {
       full[thread].init(1);
-      empty[thread].init(BulkSum::adders / 32);
+      empty[thread].init(BulkSum::adders);
     }
     hopper::fence_barrier_init();
     __syncthreads();
@@ -89,8 +89,7 @@ PLEAT_KERNEL void __launch_bounds__(BulkSum::threads, 1)
         }
         // Reads are ordered before the copy that overwrites them by a fence alone: the barrier does not suffice.
         hopper::fence_async_proxy();
-        __syncwarp();
-        if (thread % 32 == 0) empty[at.stage].arrive();
+        empty[at.stage].arrive();
       }
 #pragma unroll
       for (int b = 0; b < batch; ++b) {

@@ -70,11 +70,12 @@ inline DeviceSignals carve_device_signals(Carver& persistent, int ranks, int slo
 }
 
 /// Binds channels `first_channel` to `first_channel + slots - 1` of the window, which `signal` and `await` leave alone,
-/// to kernels, and zeroes their counts on `s`, waiting for it. Every rank calls it alike. Errors: C20, T02.
+/// to kernels, and zeroes their counts on `s`, waiting for it. Every rank calls it alike. Errors: C35, C20, T02.
 inline DeviceSignals bind_device_signals(const MappedPeers& peers, int first_channel, int slots, Carver& persistent,
-                                         std::chrono::nanoseconds timeout, cudaStream_t s) {
+                                         std::chrono::milliseconds timeout, cudaStream_t s) {
   DeviceSignals signals = carve_device_signals(persistent, peers.size(), slots);
-  signals.timeout_ns = static_cast<std::uint64_t>(timeout.count());
+  const std::chrono::nanoseconds limit = detail::checked_deadline(timeout);
+  signals.timeout_ns = static_cast<std::uint64_t>(limit.count());
   signals.rank = peers.rank();
   signals.slot_stride = peers.words_per_channel();
   std::vector<DeviceLink> links;

@@ -21,7 +21,7 @@ struct MappedWindow {
 /// A window on mapped memory; see peer_access.hpp. Signals are writes of a stream to the peer's flags, awaits are waits
 /// of a stream on the own ones (signal_protocol.hpp). Both may be captured in a graph, by all ranks alike. A wait
 /// occupies its hardware queue: enqueue it after all work, on any rank, that its signal depends on. Every rank needs a
-/// GPU of its own. Failures surface in SignalBoard::wait. Errors of signal and await: C20.
+/// GPU of its own. Failures surface in SignalBoard::wait. Errors of signal and await: C33, C20.
 class MappedPeers {
  public:
   using device_type = cuda_device;
@@ -44,7 +44,12 @@ class MappedPeers {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(window_.members.size()); }
-  std::byte* base(int peer) const { return window_.bases[static_cast<std::size_t>(peer)]; }
+  std::byte* base(int peer) const {
+    detail::check_peer("base", peer, size());
+    return window_.bases[static_cast<std::size_t>(peer)];
+  }
+  /// What errors call the operation that the window is for; a string literal.
+  void name(const char* operation) { board_->name(first_channel_, operation); }
 
   void signal(int peer, int channel, cudaStream_t s) { board_->driver().run(s, signal_step(peer, channel)); }
   void await(int peer, int channel, cudaStream_t s) {
@@ -66,22 +71,31 @@ class MappedPeers {
   }
 
   /// The flag of the peer that this rank's signals write, and the own one that the peer's signals write: for kernels,
-  /// on channels that `signal` and `await` do not use.
+  /// on channels that `signal` and `await` do not use. Errors: C33.
   std::uint64_t* outgoing(int peer, int channel) const {
+    check("signal", peer, channel);
     return window_.flags[static_cast<std::size_t>(peer)] + word_of(board_->rank(), channel);
   }
-  std::uint64_t* incoming(int peer, int channel) const { return board_->flag(word_of(member(peer), channel)); }
+  std::uint64_t* incoming(int peer, int channel) const {
+    check("await", peer, channel);
+    return board_->flag(word_of(member(peer), channel));
+  }
   /// From such a flag to the next channel's.
   int words_per_channel() const { return static_cast<int>(board_->layout().words(1)); }
 
  private:
   int member(int peer) const { return window_.members[static_cast<std::size_t>(peer)]; }
   std::size_t word_of(int source, int channel) const { return board_->layout().word(source, first_channel_ + channel); }
+  void check(const char* call, int peer, int channel) const {
+    detail::check_signal(call, peer, size(), channel, window_.channels);
+  }
   CudaDriver::Step signal_step(int peer, int channel) {
+    std::uint64_t* const flag = outgoing(peer, channel);
     SignalWriter& writer = writers_[static_cast<std::size_t>(peer * window_.channels + channel)];
-    return board_->driver().write_step(outgoing(peer, channel), writer.next());
+    return board_->driver().write_step(flag, writer.next());
   }
   void add_await(int peer, int channel, bool is_captured) {
+    check("await", peer, channel);
     const std::size_t word = word_of(member(peer), channel);
     const SignalWait wait = board_->waiter(word).next(is_captured);
     steps_.push_back(board_->driver().wait_step(board_->flag(word), wait.at_least));

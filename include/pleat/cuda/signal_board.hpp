@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/signal_protocol.hpp>
+#include <pleat/comm/window_log.hpp>
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/cuda/driver.hpp>
 #include <pleat/cuda/side_context.hpp>
@@ -48,15 +50,23 @@ class SignalBoard {
   /// Hands out the next `channels` channels; the first one's number. Every rank opens the same in the same order.
   /// Errors: comm_error C08 when there are no more.
   int open(int channels) {
+    detail::check_channels(channels);
     const int first = windows_.empty() ? 0 : windows_.back().end;
     if (layout().bytes(first + channels) > flags_.size_bytes) {
       fail<comm_error>("pleat[C08]: the arena has ", flags_.size_bytes / layout().bytes(1),
                        " channels, the operations bound to it so far need ", first + channels,
                        "; size it by the sum of footprint().channels");
     }
-    windows_.push_back({first, first + channels});
+    windows_.push_back({first, first + channels, ""});
     waiters_.resize(layout().words(first + channels));
     return first;
+  }
+
+  /// What errors call the window that begins with channel `first`; a string literal.
+  void name(int first, const char* operation) {
+    for (Window& window : windows_) {
+      if (window.first == first) window.operation = operation;
+    }
   }
 
   /// Ends what this rank's streams wait for now, so that they can be waited for; data are undefined from here on.
@@ -78,9 +88,10 @@ class SignalBoard {
 
   /// Blocks until the work on `s` is done. `check()` throws when someone has failed; it is called while waiting and at
   /// the end. After a failure or the deadline the stream's waits are released before the error is thrown.
-  /// Errors: what `check` throws; comm_error C04 that names the signals not seen; C20.
+  /// Errors: what `check` throws; comm_error C04 that names the signals not seen; C35, C20.
   template <class Check>
   void wait(cudaStream_t s, Duration deadline, Check check) {
+    deadline = detail::checked_deadline(deadline);
     const CudaDeviceScope device(device_);
     const auto until = std::chrono::steady_clock::now() + deadline;
     try {
@@ -101,6 +112,7 @@ class SignalBoard {
  private:
   struct Window {
     int first, end;  // channels
+    const char* operation;
   };
   /// Time between two looks at a stream: none at first, since most waits are short.
   class Pause {
@@ -181,8 +193,9 @@ class SignalBoard {
     const int channel = static_cast<int>(word / world_ranks_.size());
     const auto window =
         std::find_if(windows_.begin(), windows_.end(), [&](const Window& w) { return channel < w.end; });
-    return message_of(" on channel ", channel - window->first, " of window ", window - windows_.begin(), " from rank ",
-                      world_rank(source));
+    const bool is_named = window->operation[0] != '\0';
+    return message_of(" on channel ", channel - window->first, " of window ", window - windows_.begin(),
+                      is_named ? " (" : "", window->operation, is_named ? ")" : "", " from rank ", world_rank(source));
   }
 
   CudaDriver driver_;

@@ -71,24 +71,27 @@ class NcclArena {
 
   /// Collective over `stage`, whose world ranks name its ranks in `open`; waits for the GPU. Size the arena by the sum
   /// of `footprint().symmetric` of all operations bound to it, and `channels` by that of `footprint().channels`: each
-  /// takes 8 bytes per rank, and a graph takes none of its own. Errors, on all
-  /// ranks alike: comm_error C26 when a rank has no memory for it; C20, C21, and what `NcclComm::wait` throws.
-  NcclArena(const GroupComm<NcclComm>& stage, std::size_t bytes, int channels = 1024)
-      : ranks_(stage.ranks()), rank_(stage.rank()) {
+  /// takes 8 bytes per rank, and a graph takes none of its own. Errors, on all ranks alike: comm_error C26 when a rank
+  /// has no memory for it; C20, C21, and what `NcclComm::wait` throws; C08 for channels below 0.
+  NcclArena(const GroupComm<NcclComm>& stage, std::size_t bytes, int channels = default_channels)
+      : ranks_(stage.ranks()), rank_(stage.rank()), size_{bytes, channels} {
+    detail::check_channels(channels);
     if (stage.comm() == nullptr) {
-      make_alone(bytes, channels);
+      make_alone();
+      log_ = detail::WindowLog(size_);
       return;
     }
     block_ = std::make_unique<detail::NcclBlock>(*stage.comm());
     const CudaDeviceScope device(block_->stage.device());
     make_domain();
-    for (const std::size_t wanted : block_->stage.all_gather_host("arena", bytes))
-      data_bytes_ = std::max(data_bytes_, wanted);
-    if (domain_size_ > 1) make_window(channels);
+    for (const detail::ArenaSize& wanted : block_->stage.all_gather_host("arena", size_)) size_.take(wanted);
+    log_ = detail::WindowLog(size_);
+    if (domain_size_ > 1) make_window();
   }
 
   /// Whether the group (world ranks) lies in this arena, in one domain of GPUs that see each other's memory.
   bool reachable(const Group& group) const {
+    detail::check_not_moved_from(!bases_.empty());
     return std::all_of(group.begin(), group.end(), [&](int rank) {
       const int place = ranks_.index_of(rank);
       return place >= 0 && bases_[static_cast<std::size_t>(place)] != nullptr;
@@ -96,29 +99,21 @@ class NcclArena {
   }
 
   /// The window of my group `group` (world ranks): the next `bytes` of the arena and `channels` channels.
-  /// Errors: comm_error C07 when the group is not reachable, C08 when the arena is used up.
-  MappedPeers open(const Group& group, std::size_t bytes, int channels) {
+  /// Errors: comm_error C07 when the group is not reachable, C08 when the arena is used up, C34.
+  [[nodiscard]] MappedPeers open(const Group& group, std::size_t bytes, int channels) {
     if (!reachable(group) || !group.contains(ranks_[rank_])) {
       fail<comm_error>("pleat[C07]: group ", group, " of rank ", ranks_[rank_], " is not inside the arena of ranks ",
                        ranks_, ", or not on GPUs that map each other's memory");
     }
-    if (used_bytes_ + bytes > data_bytes_) {
-      fail<comm_error>("pleat[C08]: the arena has ", data_bytes_, " bytes, the operations bound to it so far need ",
-                       used_bytes_ + bytes, "; size it by the sum of footprint().symmetric");
-    }
+    const auto place = log_.add(bytes, channels);
     MappedWindow window{.members = {}, .bases = {}, .flags = {}, .channels = channels};
     for (const int rank : group) {
       std::byte* base = bases_[static_cast<std::size_t>(ranks_.index_of(rank))];
       window.members.push_back(ranks_.index_of(rank));
-      window.bases.push_back(base + used_bytes_);
+      window.bases.push_back(base + place.offset_bytes);
       window.flags.push_back(reinterpret_cast<std::uint64_t*>(base + flags_offset()));
     }
-    MappedPeers peers(board_, std::move(window));
-    Carver windows;
-    windows.take_bytes(used_bytes_ + bytes);
-    used_bytes_ = windows.used_bytes();
-    log_.add(bytes, channels);
-    return peers;
+    return MappedPeers(board_, std::move(window));
   }
 
   /// Collective over `stage`, the ranks of this arena; after the last bind: whether all ranks have opened the same
@@ -133,26 +128,26 @@ class NcclArena {
  private:
   std::size_t flags_offset() const {
     Carver memory;
-    memory.take_bytes(data_bytes_);
+    memory.take_bytes(size_.bytes);
     return memory.used_bytes();
   }
-  std::size_t block_bytes(int channels) const { return flags_offset() + FlagLayout{ranks_.size()}.bytes(channels); }
+  std::size_t block_bytes() const { return flags_offset() + flags_bytes(); }
+  std::size_t flags_bytes() const { return FlagLayout{ranks_.size()}.bytes(size_.channels); }
 
   /// Zeroes the own block and makes the board of its flags.
-  void make_board(std::byte* own, int channels) {
+  void make_board(std::byte* own) {
     const CudaStream stream;
-    CudaExecutor{}.zero(own, block_bytes(channels), stream);
+    CudaExecutor{}.zero(own, block_bytes(), stream);
     stream.synchronize();
     std::vector<int> names(ranks_.begin(), ranks_.end());
     board_ = std::make_shared<SignalBoard>(CudaDriver(), std::move(names), rank_,
-                                           Block{own + flags_offset(), FlagLayout{ranks_.size()}.bytes(channels)});
+                                           Block{own + flags_offset(), flags_bytes()});
   }
 
-  void make_alone(std::size_t bytes, int channels) {
-    data_bytes_ = bytes;
-    memory_ = CudaBuffer(block_bytes(channels));
+  void make_alone() {
+    memory_ = CudaBuffer(block_bytes());
     bases_ = {memory_.data()};
-    make_board(memory_.data(), channels);
+    make_board(memory_.data());
   }
 
   /// The domain comes before the window: without support for symmetric memory it fails in a clean way, whereas the call
@@ -168,28 +163,28 @@ class NcclArena {
     domain_size_ = block_->domain.lsaSize;
   }
 
-  void make_window(int channels) {
+  void make_window() {
     NcclComm& stage = block_->stage;
-    const ncclResult_t allocated = ncclMemAlloc(&block_->data, block_bytes(channels));
+    const ncclResult_t allocated = ncclMemAlloc(&block_->data, block_bytes());
     const auto statuses = stage.all_gather_host("arena", static_cast<int>(allocated));
     for (int r = 0; r < stage.size(); ++r) {
       const auto status = static_cast<ncclResult_t>(statuses[static_cast<std::size_t>(r)]);
       if (status == ncclSuccess) continue;
       if (allocated == ncclSuccess) (void)ncclMemFree(block_->data);
       (void)cudaGetLastError();  // it is reported here
-      fail<comm_error>("pleat[C26]: rank ", ranks_[r], " cannot allocate the ", block_bytes(channels),
+      fail<comm_error>("pleat[C26]: rank ", ranks_[r], " cannot allocate the ", block_bytes(),
                        " bytes of its part of the arena: ", ncclGetErrorString(status));
     }
-    stage.settle(ncclCommWindowRegister(stage.native(), block_->data, block_bytes(channels), &block_->window,
-                                        NCCL_WIN_COLL_SYMMETRIC),
-                 "ncclCommWindowRegister");
+    stage.settle(
+        ncclCommWindowRegister(stage.native(), block_->data, block_bytes(), &block_->window, NCCL_WIN_COLL_SYMMETRIC),
+        "ncclCommWindowRegister");
     if (block_->window == nullptr) {
-      fail<comm_error>("pleat[C26]: NCCL gives no window on ", block_bytes(channels),
+      fail<comm_error>("pleat[C26]: NCCL gives no window on ", block_bytes(),
                        " bytes; NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE must not be 0");
     }
     block_->is_registered = true;
     fill_bases();
-    make_board(bases_[static_cast<std::size_t>(rank_)], channels);
+    make_board(bases_[static_cast<std::size_t>(rank_)]);
     block_->release = stage.add_release([board = board_] { board->release(); });
     (void)stage.all_gather_host("arena", 0);  // nobody signals before all flags are zero
   }
@@ -212,8 +207,7 @@ class NcclArena {
   std::shared_ptr<SignalBoard> board_;
   std::vector<std::byte*> bases_;  // [rank of the stage] null where not mapped
   int domain_size_ = 1;
-  std::size_t data_bytes_ = 0;
-  std::size_t used_bytes_ = 0;
+  detail::ArenaSize size_;
   detail::WindowLog log_;
 };
 static_assert(symmetric_arena<NcclArena>);

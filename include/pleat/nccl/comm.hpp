@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/communicator.hpp>
 #include <pleat/cuda/executor.hpp>
 #include <pleat/nccl/gather_v.hpp>
@@ -56,6 +57,10 @@ class NcclComm {
   /// last handle has gone, before new work. Errors: C21, C22, C23.
   static NcclComm borrow(ncclComm_t comm, NcclOptions options = {}, std::unique_ptr<JobLink> link = nullptr);
 
+  // No moves: what is moved from stays a handle.
+  NcclComm(const NcclComm&) = default;
+  NcclComm& operator=(const NcclComm&) = default;
+
   int rank() const noexcept { return group_->rank; }
   int size() const noexcept { return group_->size(); }
   /// NCCL's handle; null for a group of one that pleat made, and after a failure.
@@ -66,7 +71,7 @@ class NcclComm {
   const std::vector<int>& world_ranks() const noexcept { return group_->members; }
   Job& job() const noexcept { return group_->job(); }
 
-  NcclComm split(int color, int key);
+  [[nodiscard]] NcclComm split(int color, int key);
 
   void all_gather(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
     enter("all_gather");
@@ -78,37 +83,38 @@ class NcclComm {
                     std::optional<GatherV> way = {}) {
     enter("all_gather_v");
     require_counts(counts);
+    detail::check_counts("all_gather_v", counts, dtype);
     const std::size_t width = size_bytes(dtype);
     if (!way) way = gather_v_way(counts, width);
     if (*way == GatherV::equal) return gather(in, out, counts[0], dtype, s);
     if (*way == GatherV::broadcasts) return gather_by_broadcasts(in, out, counts, dtype, s);
-    std::vector<Send> tx;
-    std::vector<Recv> rx;
+    const std::size_t mine = counts[static_cast<std::size_t>(rank())];
+    begin_batch();
     std::size_t offset = 0;
     for (int r = 0; r < size(); ++r) {
       const std::size_t elems = counts[static_cast<std::size_t>(r)];
-      if (r == rank()) {
-        copy(at(out, offset), in, elems * width, s);
-      } else {
-        tx.push_back({in, counts[static_cast<std::size_t>(rank())], r});
-        rx.push_back({at(out, offset), elems, r});
-      }
+      group_->tx.push_back({in, mine, r});
+      group_->rx.push_back({at(out, offset), elems, r});
       offset += elems * width;
     }
-    move(tx, rx, dtype, s);
+    move(group_->tx, group_->rx, dtype, s);
   }
 
   void all_to_all(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
     enter("all_to_all");
-    const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), elems);
-    move_blocks(in, counts, out, counts, dtype, s);
+    (void)bytes_of(elems, dtype);
+    const auto elems_of = [elems](std::size_t) { return elems; };
+    move_blocks(in, elems_of, out, elems_of, dtype, s);
   }
 
   void all_to_all_v(const void* in, Counts send, void* out, Counts recv, DType dtype, cudaStream_t s) {
     enter("all_to_all_v");
-    require_counts(send);
-    require_counts(recv);
-    move_blocks(in, send, out, recv, dtype, s);
+    for (const Counts counts : {send, recv}) {
+      require_counts(counts);
+      detail::check_counts("all_to_all_v", counts, dtype);
+    }
+    move_blocks(
+        in, [send](std::size_t r) { return send[r]; }, out, [recv](std::size_t r) { return recv[r]; }, dtype, s);
   }
 
   /// Errors: comm_error C05 when the root is no rank.
@@ -118,16 +124,17 @@ class NcclComm {
       fail<comm_error>("pleat[C05]: rank ", world_rank(), " calls broadcast; root ", root, " is not in 0 to ",
                        size() - 1);
     }
+    const std::size_t bytes = bytes_of(elems, dtype);
     if (elems == 0 || size() == 1) return;
-    meet(detail::Collective::broadcast, elems * size_bytes(dtype));
+    meet(detail::Collective::broadcast, bytes);
     settle(ncclBroadcast(buffer, buffer, elems, nccl_dtype(dtype), root, group_->comm(), s), "ncclBroadcast");
   }
 
   /// Errors: comm_error C06 when a peer is no rank, or messages to oneself do not match.
   void exchange(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, cudaStream_t s) {
     enter("exchange");
-    for (const Send& send : tx) require_peer(send.peer);
-    for (const Recv& recv : rx) require_peer(recv.peer);
+    for (const Send& send : tx) require_message(send.peer, send.elems, dtype);
+    for (const Recv& recv : rx) require_message(recv.peer, recv.elems, dtype);
     move(tx, rx, dtype, s);
   }
 
@@ -143,15 +150,17 @@ class NcclComm {
   /// allowed.
   void reduce_scatter(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
     enter("reduce_scatter");
-    if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
+    const std::size_t bytes = bytes_of(elems, dtype);
+    if (size() == 1) return copy(out, in, bytes, s);
     if (elems == 0) return;
-    meet(detail::Collective::reduce_scatter, elems * size_bytes(dtype));
+    meet(detail::Collective::reduce_scatter, bytes);
     settle(ncclReduceScatter(in, out, elems, nccl_dtype(dtype), ncclSum, group_->comm(), s), "ncclReduceScatter");
   }
   void all_reduce(void* buffer, std::size_t elems, DType dtype, cudaStream_t s) {
     enter("all_reduce");
+    const std::size_t bytes = bytes_of(elems, dtype);
     if (elems == 0 || size() == 1) return;
-    meet(detail::Collective::all_reduce, elems * size_bytes(dtype));
+    meet(detail::Collective::all_reduce, bytes);
     settle(ncclAllReduce(buffer, buffer, elems, nccl_dtype(dtype), ncclSum, group_->comm(), s), "ncclAllReduce");
   }
 
@@ -193,7 +202,7 @@ class NcclComm {
 
   /// Before NCCL may connect: a collective connects anew when its algorithm does, which depends on the magnitude.
   void meet(detail::Collective collective, std::size_t bytes) {
-    const int magnitude = std::bit_width(bytes) - 1;
+    const auto magnitude = static_cast<std::uint64_t>(std::bit_width(bytes)) - 1;
     auto& met = group_->met_sizes[static_cast<int>(collective)];
     if (met >> magnitude & 1) return;
     job().meet(group_->members, group_->tag(static_cast<std::uint64_t>(collective) * 64 + magnitude));
@@ -208,15 +217,20 @@ class NcclComm {
           static_cast<std::uint64_t>(from) * static_cast<std::uint64_t>(size()) + static_cast<std::uint64_t>(to);
       swaps.push_back({group_->members[static_cast<std::size_t>(peer)], group_->tag(1024 + way)});
     };
-    for (const Send& send : tx) meet_once(group_->has_sent_to, send.peer, rank(), send.peer);
-    for (const Recv& recv : rx) meet_once(group_->has_received_from, recv.peer, recv.peer, rank());
+    for (const Send& send : tx) {
+      if (is_for_nccl(send)) meet_once(group_->has_sent_to, send.peer, rank(), send.peer);
+    }
+    for (const Recv& recv : rx) {
+      if (is_for_nccl(recv)) meet_once(group_->has_received_from, recv.peer, recv.peer, rank());
+    }
     if (!swaps.empty()) job().swap(swaps, {});
   }
 
   void gather(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {
-    if (size() == 1) return copy(out, in, elems * size_bytes(dtype), s);
+    const std::size_t bytes = bytes_of(elems, dtype);
+    if (size() == 1) return copy(out, in, bytes, s);
     if (elems == 0) return;
-    meet(detail::Collective::all_gather, elems * size_bytes(dtype));
+    meet(detail::Collective::all_gather, bytes);
     settle(ncclAllGather(in, out, elems, nccl_dtype(dtype), group_->comm(), s), "ncclAllGather");
   }
   void gather_by_broadcasts(const void* in, void* out, Counts counts, DType dtype, cudaStream_t s) {
@@ -234,47 +248,82 @@ class NcclComm {
     end_group(status, "a group of ncclBroadcast");
   }
 
-  /// Block p of `in` goes to rank p, block p of `out` comes from it.
-  void move_blocks(const void* in, Counts send, void* out, Counts recv, DType dtype, cudaStream_t s) {
-    std::vector<Send> tx;
-    std::vector<Recv> rx;
+  /// Messages of this call alone, in memory that later calls use again.
+  void begin_batch() {
+    group_->tx.clear();
+    group_->rx.clear();
+  }
+  /// Block p of `in`, of send(p) elements, goes to rank p; block p of `out` comes from it.
+  template <class SendElems, class RecvElems>
+  void move_blocks(const void* in, SendElems send, void* out, RecvElems recv, DType dtype, cudaStream_t s) {
+    begin_batch();
     const std::size_t width = size_bytes(dtype);
     std::size_t in_offset = 0, out_offset = 0;
     for (int r = 0; r < size(); ++r) {
-      tx.push_back({at(in, in_offset), send[static_cast<std::size_t>(r)], r});
-      rx.push_back({at(out, out_offset), recv[static_cast<std::size_t>(r)], r});
-      in_offset += tx.back().elems * width;
-      out_offset += rx.back().elems * width;
+      const std::size_t sent = send(static_cast<std::size_t>(r)), received = recv(static_cast<std::size_t>(r));
+      group_->tx.push_back({at(in, in_offset), sent, r});
+      group_->rx.push_back({at(out, out_offset), received, r});
+      in_offset += sent * width;
+      out_offset += received * width;
     }
-    move(tx, rx, dtype, s);
+    move(group_->tx, group_->rx, dtype, s);
   }
 
   /// All messages as one NCCL group; those to oneself are copies, and empty ones are none.
-  void move(std::span<const Send> all_tx, std::span<const Recv> all_rx, DType dtype, cudaStream_t s) {
-    std::vector<Send> tx, own_tx;
-    std::vector<Recv> rx, own_rx;
-    for (const Send& send : all_tx) (send.peer == rank() ? own_tx : tx).push_back(send);
-    for (const Recv& recv : all_rx) (recv.peer == rank() ? own_rx : rx).push_back(recv);
-    const auto same_elems = [](const Send& send, const Recv& recv) { return send.elems == recv.elems; };
-    if (!std::equal(own_tx.begin(), own_tx.end(), own_rx.begin(), own_rx.end(), same_elems)) {
-      fail<comm_error>("pleat[C06]: rank ", world_rank(), " sends ", own_tx.size(), " messages to itself and receives ",
-                       own_rx.size(), "; their numbers and sizes must agree");
-    }
-    std::erase_if(tx, [](const Send& send) { return send.elems == 0; });
-    std::erase_if(rx, [](const Recv& recv) { return recv.elems == 0; });
+  void move(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, cudaStream_t s) {
+    require_own_match(tx, rx);
     meet(tx, rx);
-    for (std::size_t i = 0; i < own_tx.size(); ++i) {
-      copy(own_rx[i].data, own_tx[i].data, own_tx[i].elems * size_bytes(dtype), s);
+    bool has_own = false, has_others = false;
+    for (const Send& send : tx) (send.peer == rank() ? has_own : has_others) |= send.elems != 0;
+    for (const Recv& recv : rx) has_others |= is_for_nccl(recv);
+    if (has_own) {
+      for_own(tx, rx, [&](const Send* send, const Recv* recv) {
+        copy(recv->data, send->data, send->elems * size_bytes(dtype), s);
+      });
     }
-    if (tx.empty() && rx.empty()) return;
+    if (!has_others) return;
     ncclResult_t status = ncclGroupStart();
-    for (std::size_t i = 0; i < tx.size() && status == ncclSuccess; ++i) {
-      status = ncclSend(tx[i].data, tx[i].elems, nccl_dtype(dtype), tx[i].peer, group_->comm(), s);
+    for (const Send& send : tx) {
+      if (status != ncclSuccess || !is_for_nccl(send)) continue;
+      status = ncclSend(send.data, send.elems, nccl_dtype(dtype), send.peer, group_->comm(), s);
     }
-    for (std::size_t i = 0; i < rx.size() && status == ncclSuccess; ++i) {
-      status = ncclRecv(rx[i].data, rx[i].elems, nccl_dtype(dtype), rx[i].peer, group_->comm(), s);
+    for (const Recv& recv : rx) {
+      if (status != ncclSuccess || !is_for_nccl(recv)) continue;
+      status = ncclRecv(recv.data, recv.elems, nccl_dtype(dtype), recv.peer, group_->comm(), s);
     }
     end_group(status, "a group of ncclSend and ncclRecv");
+  }
+  template <class SendOrRecv>
+  bool is_for_nccl(const SendOrRecv& message) const {
+    return message.peer != rank() && message.elems != 0;
+  }
+  /// f(send, receive) for each message to oneself; null where there are fewer of one kind.
+  template <class F>
+  void for_own(std::span<const Send> tx, std::span<const Recv> rx, F f) const {
+    const auto next = [this](auto& messages) {
+      while (!messages.empty() && messages.front().peer != rank()) messages = messages.subspan(1);
+      const auto* const own = messages.empty() ? nullptr : &messages.front();
+      if (own != nullptr) messages = messages.subspan(1);
+      return own;
+    };
+    for (;;) {
+      const Send* const send = next(tx);
+      const Recv* const recv = next(rx);
+      if (send == nullptr && recv == nullptr) return;
+      f(send, recv);
+    }
+  }
+  void require_own_match(std::span<const Send> tx, std::span<const Recv> rx) const {
+    int sent = 0, received = 0;
+    bool all_match = true;
+    for_own(tx, rx, [&](const Send* send, const Recv* recv) {
+      sent += send != nullptr;
+      received += recv != nullptr;
+      all_match = all_match && send != nullptr && recv != nullptr && send->elems == recv->elems;
+    });
+    if (all_match) return;
+    fail<comm_error>("pleat[C06]: rank ", world_rank(), " sends ", sent, " messages to itself and receives ", received,
+                     "; their numbers and sizes must agree");
   }
   /// Ends the NCCL group whatever became of its calls. In a group, calls on a non-blocking communicator return success.
   void end_group(ncclResult_t status, const char* call) {
@@ -287,7 +336,11 @@ class NcclComm {
     fail<comm_error>("pleat[C05]: rank ", world_rank(), " calls ", job().last_operation(), "; it gives ", counts.size(),
                      " counts for ", size(), " ranks");
   }
-  void require_peer(int peer) const {
+  std::size_t bytes_of(std::size_t elems, DType dtype) const {
+    return detail::bytes_of(job().last_operation(), elems, dtype, size());
+  }
+  void require_message(int peer, std::size_t elems, DType dtype) const {
+    (void)detail::bytes_of("exchange", elems, dtype);
     if (peer >= 0 && peer < size()) return;
     fail<comm_error>("pleat[C06]: exchange with peer ", peer, "; valid peers: 0 to ", size() - 1);
   }

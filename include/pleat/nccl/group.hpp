@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/communicator.hpp>
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/cuda/stream.hpp>
 #include <pleat/nccl/check.hpp>
@@ -210,6 +211,8 @@ struct NcclGroup {
   std::uint64_t splits = 0;
   std::uint64_t met_sizes[collectives] = {};         // [Collective] one bit per magnitude of bytes, see NcclComm
   std::vector<char> has_sent_to, has_received_from;  // [peer]
+  std::vector<Send> tx;                              // of a call; kept, so that calls allocate nothing
+  std::vector<Recv> rx;
   int exceptions = std::uncaught_exceptions();
 };
 

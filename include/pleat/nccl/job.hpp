@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/call_checks.hpp>
 #include <pleat/core/error.hpp>
 #include <pleat/nccl/job_link.hpp>
 
@@ -152,7 +153,7 @@ class Job {
 
   Job(std::unique_ptr<JobLink> link, Duration deadline, int rank, int size)
       : link_(std::move(link)),
-        deadline_(deadline),
+        deadline_(detail::checked_deadline(deadline)),
         rank_(link_ != nullptr ? link_->rank() : rank),
         size_(link_ != nullptr ? link_->size() : size),
         has_left_(static_cast<std::size_t>(size_), 0) {}

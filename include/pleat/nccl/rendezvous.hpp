@@ -24,8 +24,8 @@ class TcpRendezvous {
  public:
   TcpRendezvous(const LauncherEnvironment& environment, std::chrono::milliseconds deadline)
       : environment_(environment),
-        deadline_(deadline),
-        until_(SocketClock::now() + deadline),
+        deadline_(checked_deadline(deadline)),
+        until_(SocketClock::now() + deadline_),
         connections_(static_cast<std::size_t>(environment.size)),
         addresses_(connections_.size()) {
     me_.job = hash(environment.address + ":" + std::to_string(environment.port) + "/" +

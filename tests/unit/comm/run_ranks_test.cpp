@@ -5,6 +5,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include <doctest/doctest.h>
 
@@ -18,6 +19,16 @@ using namespace std::chrono_literals;
 TEST_CASE("C01: a run needs a rank") {
   for (const int ranks : {0, -3}) CHECK_THROWS_AS(run_ranks(ranks, [](ThreadComm&) {}), comm_error);
   CHECK_THROWS_WITH(run_ranks(0, [](ThreadComm&) {}), "pleat[C01]: a run of 0 ranks; at least 1 is needed");
+}
+
+TEST_CASE("C35: a deadline is 0 or more; for ever is a century") {
+  CHECK_THROWS_WITH_AS(run_ranks(2, [](ThreadComm&) {}, {.deadline = -1000ms}),
+                       "pleat[C35]: a deadline of -1000 ms; valid deadlines: 0 ms or more", comm_error);
+  const auto late = [](ThreadComm& world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(5ms);
+    world.barrier();
+  };
+  CHECK_NOTHROW(run_ranks(2, late, {.deadline = std::chrono::milliseconds::max()}));
 }
 
 TEST_CASE("every rank runs once, on a world of its own") {

@@ -42,7 +42,7 @@ TEST_CASE("an arena of one rank needs no communicator") {
 
 TEST_CASE("C07 names the group and the ranks of the arena") {
   HostArena arena(GroupComm<ThreadComm>(3), 256);
-  CHECK_THROWS_WITH_AS(arena.open(Group{2, GroupShape{}.append(1, 2)}, 8, 1),
+  CHECK_THROWS_WITH_AS((void)arena.open(Group{2, GroupShape{}.append(1, 2)}, 8, 1),
                        "pleat[C07]: group {2, 3} of rank 3 is not inside the arena of ranks {3}", comm_error);
 }
 
@@ -50,11 +50,42 @@ TEST_CASE("C08 says what there is and what is needed") {
   HostArena arena(GroupComm<ThreadComm>(0), 256);
   const HostPeers first = arena.open(Group{0, {}}, 100, 1);
   CHECK_THROWS_WITH_AS(
-      arena.open(Group{0, {}}, 129, 1),
+      (void)arena.open(Group{0, {}}, 129, 1),
       "pleat[C08]: the arena has 256 bytes, the operations bound to it so far need 257; size it by the "
       "sum of footprint().symmetric",
       comm_error);
   CHECK(arena.open(Group{0, {}}, 128, 1).base(0) == first.base(0) + 128);
+}
+
+TEST_CASE("C08: a host arena counts channels as those of GPUs do") {
+  CHECK_THROWS_WITH_AS(HostArena(GroupComm<ThreadComm>(0), 8, -1), "pleat[C08]: -1 channels; valid: 0 or more",
+                       comm_error);
+  HostArena arena(GroupComm<ThreadComm>(0), 256, 3);
+  const HostPeers first = arena.open(Group{0, {}}, 1, 2);
+  CHECK_THROWS_WITH_AS((void)arena.open(Group{0, {}}, 1, 2),
+                       "pleat[C08]: the arena has 3 channels, the operations bound to it so far need 4; size it by the "
+                       "sum of footprint().channels",
+                       comm_error);
+  CHECK(arena.open(Group{0, {}}, 1, 1).base(0) == first.base(0) + 128);
+}
+
+TEST_CASE("a deadline names the operation that awaits, and whose signal it is") {
+  const auto run = [] {
+    run_ranks(2,
+              [](ThreadComm& world) {
+                const GroupComm<ThreadComm> all(world);
+                HostArena arena(all, 128);
+                auto peers = detail::open_window("moe dispatch", 2, all, Memory<HostArena>{.arena = &arena}, 64, 3);
+                if (world.rank() == 0) peers.await(1, 2);
+                std::this_thread::sleep_for(60ms);
+              },
+              {.deadline = 30ms});
+  };
+  CHECK_THROWS_WITH_AS(
+      run(),
+      "pleat[C04]: rank 0 waited 30 ms in moe dispatch: await of signal 1 on channel 2 from rank 1 for "
+      "rank 1, last seen in arena",
+      comm_error);
 }
 
 TEST_CASE("a group moves bytes by peer access where the arena reaches it") {

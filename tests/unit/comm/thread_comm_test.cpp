@@ -102,6 +102,33 @@ TEST_CASE("calls that disagree can be caught, and the group goes on") {
   });
 }
 
+TEST_CASE("C05 names the rank that is wrong, and another only where two differ") {
+  const auto text_of = [](auto call) {
+    try {
+      run_ranks(3, call);
+    } catch (const comm_error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  float a[8] = {}, b[8] = {};
+  CHECK(text_of([&](ThreadComm& world) { world.broadcast(a, 1, 9, DType::f32); }) ==
+        "pleat[C05]: rank 0 calls broadcast; root 9 is not in 0 to 2");
+  CHECK(text_of([&](ThreadComm& world) {
+          world.all_gather_v(a, b, std::vector<std::size_t>(world.rank() == 0 ? 2 : 3, 1), DType::f32);
+        }) == "pleat[C05]: rank 0 calls all_gather_v; it gives 2 counts for 3 ranks");
+  CHECK(text_of([&](ThreadComm& world) {
+          std::vector<std::size_t> counts(3, 1);
+          if (world.rank() == 2) counts[1] = 4;
+          world.all_gather_v(a, b, counts, DType::f32);
+        }) == "pleat[C05]: rank 2 calls all_gather_v; it expects 4 elements of rank 1, rank 0 expects 1");
+  CHECK(text_of([&](ThreadComm& world) {
+          std::vector<std::size_t> send(3, 1), recv(3, 1);
+          if (world.rank() == 1) send[0] = 2;
+          world.all_to_all_v(a, send, b, recv, DType::f32);
+        }) == "pleat[C05]: rank 0 calls all_to_all_v; it expects 1 elements of rank 1, which sends 2");
+}
+
 TEST_CASE("a mismatch can be caught on both sides, and the next batch is clean") {
   const Watchdog watchdog("caught C06");
   run_ranks(2, [](ThreadComm& world) {
@@ -184,6 +211,7 @@ TEST_CASE("a communicator can move, and leave before or after its peers") {
     for (int round = 0; round < 50; ++round) {
       auto first = std::make_unique<ThreadComm>(world.split(0, round % 2 == 0 ? 0 : -world.rank()));
       ThreadComm second = std::move(*first);
+      first->barrier();  // what is moved from is a handle on the same group
       if (world.rank() % 2 == 0) first.reset();
       second.barrier();
       ThreadComm third = second.split(second.rank() / 2, 0);
