@@ -109,8 +109,8 @@ struct Rank {
   }
   void sum_sources(const moe::DispatchPlan& budget, bool weighted) {
     const moe::RowKind kind = weighted ? moe::RowKind::result : moe::RowKind::token_gradient;
-    Leaf::sum_sources(budget, saved.tokens, in(kind), saved.record, y.data(), weighted ? nullptr : dweights.data(),
-                      nullptr, s);
+    Leaf::sum_sources(budget, saved.tokens, in(kind), saved.record, nullptr, y.data(),
+                      weighted ? nullptr : dweights.data(), nullptr, s);
   }
 
   moe::DispatchPlan plan;

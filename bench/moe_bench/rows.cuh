@@ -277,7 +277,7 @@ class Rows {
       measure("expand", way, 0, row * (n.all + n.expert_rows), [&] { leaf::expand(budget, came, r, s); });
       measure("sum_experts, signals", way, n.came * row, 0, [&] { send_results(budget); });
       measure("sum_sources", way, 0, row * 3 * static_cast<double>(p.tokens),
-              [&] { leaf::sum_sources(budget, p.tokens, results, r, (*in.y).data(), nullptr, status, s); });
+              [&] { leaf::sum_sources(budget, p.tokens, results, r, nullptr, (*in.y).data(), nullptr, status, s); });
     }
   }
 

@@ -101,18 +101,23 @@ class Dispatch {
   }
 
   /// expert_out [capacity_rows, hidden] dtype -> y [tokens, hidden] dtype, overwritten: each token's sum of weight *
-  /// result over its experts, 0 for a token without any. Summed per rank, then over ranks, each rounded to dtype once.
-  template <class Out, class Y>
-  void combine(const Streams<Stream>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y) {
+  /// result over its experts, 0 for a token without any. Summed per rank, then over ranks, each rounded to dtype once;
+  /// `residual` [tokens, hidden] dtype, where given, is the first term of the second sum, and may be y.
+  template <class Out, class Y, class Residual = TensorRef>
+  void combine(const Streams<Stream>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y,
+               const Residual& residual = {}) {
     saved.expect_filled("combine", plan_);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef result = token_rows("y", y, saved);
+    const TensorRef first =
+        dense_or_absent("residual", residual, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden});
     const Stream s = streams.compute;
     exchange(
         RowKind::result, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
         [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), nullptr, status_, s);
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, first.data(), result.data(), nullptr,
+                            status_, s);
         });
     zero_unplanned(result, saved, s);
   }
@@ -149,7 +154,8 @@ class Dispatch {
         RowKind::token_gradient, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
         [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, result.data(), dw.data(), nullptr, s);
+          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, nullptr, result.data(), dw.data(), nullptr,
+                            s);
         });
     zero_unplanned(result, saved, s);
   }

@@ -206,10 +206,10 @@ class Layer {
   };
 
   /// x [tokens, hidden] dtype, logits [tokens, experts] acc -> y [tokens, hidden] dtype, overwritten. `weights` are
-  /// this rank's experts.
-  template <class X, class Logits, class Y>
+  /// this rank's experts. `residual` [tokens, hidden] dtype, where given, is added before y is rounded, and may be y.
+  template <class X, class Logits, class Y, class Residual = TensorRef>
   void forward(const Streams<Stream>& streams, const X& x, const Logits& logits, const ExpertMatrices& weights,
-               LayerSaved& saved, const Y& y, const Choice& choice = {}) {
+               LayerSaved& saved, const Y& y, const Choice& choice = {}, const Residual& residual = {}) {
     const TensorRef in = dense("x", x, plan_.dispatch.shape.dtype, kind, {any_extent, plan_.dispatch.shape.hidden});
     const std::int64_t tokens = in.extent(0);
     dense("logits", logits, plan_.router.accumulator(), kind, {tokens, plan_.router.shape.experts});
@@ -225,7 +225,7 @@ class Layer {
                            choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
     const TensorRef out = expert_rows(r.expert_out, in.device());
     experts_.forward(streams, rows.rows, rows.offsets, weights, saved.experts, out);
-    dispatch_.combine(streams, out, saved.dispatch, y);
+    dispatch_.combine(streams, out, saved.dispatch, y, residual);
   }
 
   /// dy [tokens, hidden] dtype -> dx [tokens, hidden] dtype through the experts, dlogits [tokens, experts] acc, both

@@ -46,8 +46,8 @@ concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, 
 ///   out>; dout may be out. Both zero pad rows.
 /// - `sum_experts`: sends back one row per row that came: the sum over its entries, weighted and with `dropped` beside
 ///   the rows, or plain and with the weights' gradients in the header.
-/// - `sum_sources`: adds up the answers per token, and the gradients in their headers unless `dweights` is null; with a
-///   status, notes what ranks dropped.
+/// - `sum_sources`: adds up the residual, unless it is null, and the answers per token, and the gradients in their
+///   headers unless `dweights` is null; the result may be the residual. With a status, notes what ranks dropped.
 template <class L, class Stream>
 concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_t n, const std::int32_t* ids,
                                  const void* in, void* out, DispatchRecord& r, const RowTable& table,
@@ -59,7 +59,7 @@ concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_
   L::expand(plan, table, r, s);
   L::expand_gradient(plan, table, in, r, out, s);
   L::sum_experts(plan, in, true, r, table, s);
-  L::sum_sources(plan, n, table, r, out, out, status, s);
+  L::sum_sources(plan, n, table, r, in, out, out, status, s);
 };
 
 /// Grouped products over expert-major rows; expert e has rows [offsets[e], offsets[e + 1]).

@@ -1,6 +1,8 @@
 // The load-balance loss L = alpha * experts * sum_i f_i * P_i, the same on every mesh.
 #pragma once
 
+#include <utility>
+
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/ordered_sum.hpp>
 #include <pleat/core/footprint.hpp>
@@ -56,25 +58,24 @@ struct LoadBalancePlan {
     return options.alpha * shape.experts * (count / (shape.k * group_routed)) / step_routed;
   }
 
-  struct Scratch {
-    double* counts;
+  /// The operation's own: the sum over ranks may run beside what the caller computes.
+  struct Arrays {
+    double* running;   // [counters] of the step so far, for BalanceScope::global_batch
+    double* counts;    // [max_counters]
     double* partials;  // [loss_partials] of the value
     Block reduction;
   };
-  Scratch carve_scratch(Carver& memory) const {
+  Arrays carve_persistent(Carver& memory) const {
+    double* running = memory.take<double>(options.scope == BalanceScope::global_batch ? counters() : 0);
     double* counts = memory.take<double>(max_counters());
     double* partials = memory.take<double>(loss_partials);
     const std::size_t bytes = all_reduce_scratch_bytes(max_counters(), ranks, DType::f64);
-    return {counts, partials, {memory.take_bytes(bytes), bytes}};
-  }
-  double* carve_persistent(Carver& memory) const {
-    return memory.take<double>(options.scope == BalanceScope::global_batch ? counters() : 0);
+    return {running, counts, partials, {memory.take_bytes(bytes), bytes}};
   }
   Footprint footprint() const {
-    Carver scratch, persistent;
-    carve_scratch(scratch);
+    Carver persistent;
     carve_persistent(persistent);
-    return {.scratch = scratch.used_bytes(), .persistent = persistent.used_bytes()};
+    return {.persistent = persistent.used_bytes()};
   }
 };
 
@@ -89,8 +90,8 @@ inline LoadBalancePlan plan(int ranks, const LoadBalanceShape& shape, const Load
   return {shape, options, ranks};
 }
 
-/// The bound loss of one layer. Every rank of the group calls `forward` once per micro-batch, with any number of
-/// tokens; recomputing a forward pass does not call it again. Work is ordered on `streams.compute`.
+/// The bound loss of one layer. Every rank of the group calls `forward`, or `begin` and `end`, once per micro-batch,
+/// with any number of tokens; recomputing a forward pass does not call it again.
 template <executor Executor, communicator Comm>
 class LoadBalance {
  public:
@@ -98,12 +99,15 @@ class LoadBalance {
   using Stream = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  LoadBalance(const LoadBalancePlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
-      : plan_(plan), counted_over_(counted_over) {
+  LoadBalance(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over, Block persistent)
+      : plan_(plan),
+        executor_(executor),
+        counted_over_(counted_over),
+        counted_(executor.make_event()),
+        done_(executor.make_event()) {
     preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
-    Carver scratch_memory(scratch), persistent_memory(persistent);
-    scratch_ = plan.carve_scratch(scratch_memory);
-    running_ = plan.carve_persistent(persistent_memory);
+    Carver memory(persistent);
+    memory_ = plan.carve_persistent(memory);
   }
 
   /// ids [tokens, k] i32, probs [tokens, experts] acc -> dprobs [groups, experts] acc, overwritten: d of the step's
@@ -113,10 +117,20 @@ class LoadBalance {
   /// `step` lies in device memory. The gradient is that of `step->targets * L`: summing gradients over ranks and
   /// micro-batches and dividing once by the target tokens gives grad L. Each micro-batch or sequence weighs in L by its
   /// share of `step->routed`; f has no gradient; unrouted tokens have no part. `value` [1] f64 is increased by this
-  /// rank's part of L: the sum over micro-batches, and over dp x cp, is L. Errors: shape_error T07, E01, E04, E05.
+  /// rank's part of L: the sum over micro-batches, and over dp x cp, is L. Ordered on `streams.compute`. Errors:
+  /// shape_error T07, E01, E04, E05.
   template <class Ids, class Probs, class DProbs, class Value>
   void forward(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
                const StepTokens* step, const DProbs& dprobs, const Value& value) {
+    begin(streams, ids, probs, sequences, step, dprobs, value);
+    end(streams);
+  }
+
+  /// `forward`, whose sum over ranks and gradients go on on `streams.comm`: dprobs is needed in the backward pass only.
+  /// What it is given must stay as it is until `end`, and `value` is of `streams.comm` until then.
+  template <class Ids, class Probs, class DProbs, class Value>
+  void begin(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
+             const StepTokens* step, const DProbs& dprobs, const Value& value) {
     const std::int64_t groups = plan_.rows(sequences);
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
     const std::int64_t tokens = chosen.extent(0);
@@ -129,21 +143,30 @@ class LoadBalance {
     }
     check_divides(tokens, groups);
 
-    const Stream s = streams.compute;
+    end(streams);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
     const std::size_t counters = plan_.counters() * static_cast<std::size_t>(groups);
     moe_leaf<device_type>::count_choices(plan_.shape.experts, plan_.shape.k, groups, tokens, chosen_ids, false,
-                                         scratch_.counts, s);
-    all_reduce_ordered(counted_over_, scratch_.counts, counters, DType::f64, scratch_.reduction, s);
-    const double* counts = scratch_.counts;
+                                         memory_.counts, streams.compute);
+    executor_.record(counted_, streams.compute);
+    const Stream s = streams.comm;
+    executor_.wait(s, counted_);
+    all_reduce_ordered(counted_over_, memory_.counts, counters, DType::f64, memory_.reduction, s);
+    const double* counts = memory_.counts;
     if (plan_.options.scope == BalanceScope::global_batch) {
-      const void* part = scratch_.counts;
-      core_leaf<device_type>::sum_ranks(running_, DType::f64, {&part, 1}, DType::f64, counters, started_, s);
+      const void* part = memory_.counts;
+      core_leaf<device_type>::sum_ranks(memory_.running, DType::f64, {&part, 1}, DType::f64, counters, started_, s);
       started_ = true;
-      counts = running_;
+      counts = memory_.running;
     }
     moe_leaf<device_type>::load_balance(plan_, groups, tokens, chosen_ids, p.data(), counts, step, dp.data(),
-                                        sum.template as<double>(), scratch_.partials, s);
+                                        sum.template as<double>(), memory_.partials, s);
+    executor_.record(done_, s);
+    is_open_ = true;
+  }
+  /// What follows on `streams.compute` comes after the work of the last `begin`: before dprobs is read, and the value.
+  void end(const Streams<Stream>& streams) {
+    if (std::exchange(is_open_, false)) executor_.wait(streams.compute, done_);
   }
 
   /// Forgets the counts of the step's micro-batches: after each optimizer step.
@@ -151,18 +174,20 @@ class LoadBalance {
 
  private:
   LoadBalancePlan plan_;
+  Executor executor_;
   GroupComm<Comm> counted_over_;
-  LoadBalancePlan::Scratch scratch_{};
-  double* running_ = nullptr;
+  typename Executor::event_type counted_, done_;
+  LoadBalancePlan::Arrays memory_{};
   bool started_ = false;
+  bool is_open_ = false;  // between begin and end
 };
 
 /// `counted_over` is dp x cp of the stage, cp for BalanceScope::sequence. Errors: shape_error T02, comm_error E06.
 template <executor Executor, communicator Comm, class Arena>
-LoadBalance<Executor, Comm> bind(const LoadBalancePlan& plan, const Executor&, GroupComm<Comm> counted_over,
+LoadBalance<Executor, Comm> bind(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over,
                                  const Memory<Arena>& memory) {
   check_group(counted_over.size(), plan.ranks);
-  return {plan, counted_over, memory.scratch, memory.persistent};
+  return {plan, executor, counted_over, memory.persistent};
 }
 
 }  // namespace pleat::inline v0::moe

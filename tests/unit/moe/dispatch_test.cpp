@@ -511,6 +511,9 @@ TEST_CASE("a saved state belongs to its plan, and follows the order of calls") {
   dispatch(saved);
   combine(saved);
   CHECK(y == std::vector<float>(32, 2.f));
+  const TensorRef in_place(y.data(), {8, 4});
+  op.combine({}, op.rows(saved).rows, saved, in_place, in_place);  // y is its own residual
+  CHECK(y == std::vector<float>(32, 4.f));
 }
 
 }  // namespace

@@ -101,8 +101,8 @@ Outcome run(const Step& step, BalanceScope scope, int dp, int cp, double targets
     const auto& counted = scope == BalanceScope::sequence ? cp_group : stage;
     const auto plan = moe::plan(counted.size(), moe::LoadBalanceShape{experts, k, DType::f64, own}, {alpha, scope});
     const Footprint need = plan.footprint();
-    const HostBuffer scratch(need.scratch, 0xff), persistent(need.persistent, 0xff);
-    auto balance = moe::bind(plan, HostExecutor{}, counted, Memory<HostArena>{scratch.block(), persistent.block()});
+    const HostBuffer persistent(need.persistent, 0xff);
+    auto balance = moe::bind(plan, HostExecutor{}, counted, Memory<>{.persistent = persistent.block()});
     const auto router = moe::bind(moe::plan(moe::RouterShape{experts, k, DType::f64}), HostExecutor{});
 
     const std::int64_t piece = pieces[static_cast<std::size_t>(my_cp)];
@@ -131,7 +131,13 @@ Outcome run(const Step& step, BalanceScope scope, int dp, int cp, double targets
         };
         router.weigh({}, ref(logits, experts), ref(ids, k), ref(weights, k), ref(probs, experts));
         const moe::StepTokens all{.targets = targets, .routed = step.routed_tokens(0, step.tokens())};
-        balance.forward({}, ref(ids, k), ref(probs, experts), own, &all, ref(dprobs, experts), TensorRef(&value, {1}));
+        if (pass == 0) {
+          balance.forward({}, ref(ids, k), ref(probs, experts), own, &all, ref(dprobs, experts),
+                          TensorRef(&value, {1}));
+        } else {
+          balance.begin({}, ref(ids, k), ref(probs, experts), own, &all, ref(dprobs, experts), TensorRef(&value, {1}));
+          balance.end({});
+        }
         const std::vector<double> dweights(weights.size(), 0.0);
         router.backward({}, ref(logits, experts), ref(ids, k), ref(probs, experts), ref(dweights, k),
                         ref(dprobs, experts), ref(dlogits, experts));
@@ -203,9 +209,8 @@ TEST_CASE("a step without routed tokens has loss 0 and gradient 0") {
 TEST_CASE("counters pass 2^31 and 2^32 exactly") {
   // 2048 tokens, k 8, 128 ranks, 1024 micro-batches: 2^31 choices; here more of them are already counted.
   const auto plan = moe::plan(1, moe::LoadBalanceShape{2, 1, DType::f64}, {1.0, BalanceScope::global_batch});
-  const HostBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent);
-  auto balance =
-      moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), Memory<HostArena>{scratch.block(), persistent.block()});
+  const HostBuffer persistent(plan.footprint().persistent);
+  auto balance = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), Memory<>{.persistent = persistent.block()});
   std::vector<std::int32_t> ids = {0};
   std::vector<double> probs = {0.5, 0.5}, dprobs(2);
   double value = 0;
@@ -239,8 +244,8 @@ TEST_CASE("errors name the values") {
           moe::plan(1, moe::LoadBalanceShape{4, 5});
         }).find("pleat[E02]: k=5 distinct experts of experts=4") == 0);
   const auto plan = moe::plan(1, moe::LoadBalanceShape{4, 2, DType::f32, 2}, {1.0, BalanceScope::sequence});
-  const HostBuffer scratch(plan.footprint().scratch);
-  const Memory<HostArena> memory{scratch.block()};
+  const HostBuffer persistent(plan.footprint().persistent);
+  const Memory<> memory{.persistent = persistent.block()};
   auto balance = moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), memory);
   std::vector<std::int32_t> ids(6);
   std::vector<float> probs(12), dprobs(12);

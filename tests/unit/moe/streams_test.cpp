@@ -1,6 +1,7 @@
 // Dispatch on asynchronous streams: whatever order signals leave open, every leaf sees the right values.
 #include <pleat/moe/dispatch.hpp>
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <random>
@@ -8,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <pleat/comm/thread_comm.hpp>
 #include <pleat/moe.hpp>
 #include <pleat/moe/host/leaf.hpp>
 
@@ -50,9 +52,19 @@ struct pleat::moe_leaf<testing_support::deferred_device> {
                           Stream s) {
     s.run([=] { Host::sum_experts(plan, rows, weighted, r, out, {}); });
   }
-  static void sum_sources(const Plan& plan, std::int64_t tokens, const Table& in, const Record& r, void* y,
-                          void* dweights, Status* status, Stream s) {
-    s.run([=] { Host::sum_sources(plan, tokens, in, r, y, dweights, status, {}); });
+  static void sum_sources(const Plan& plan, std::int64_t tokens, const Table& in, const Record& r, const void* residual,
+                          void* y, void* dweights, Status* status, Stream s) {
+    s.run([=] { Host::sum_sources(plan, tokens, in, r, residual, y, dweights, status, {}); });
+  }
+  static void count_choices(int count, int chosen, std::int64_t groups, std::int64_t tokens, const std::int32_t* ids,
+                            bool accumulate, double* counts, Stream s) {
+    s.run([=] { Host::count_choices(count, chosen, groups, tokens, ids, accumulate, counts, {}); });
+  }
+  static void load_balance(const pleat::moe::LoadBalancePlan& plan, std::int64_t groups, std::int64_t tokens,
+                           const std::int32_t* ids, const void* probs, const double* counts,
+                           const pleat::moe::StepTokens* step, void* dprobs, double* value, double* partials,
+                           Stream s) {
+    s.run([=] { Host::load_balance(plan, groups, tokens, ids, probs, counts, step, dprobs, value, partials, {}); });
   }
 };
 
@@ -180,6 +192,57 @@ TEST_CASE("a group of one waits for its counts too, and its status") {
     for (const Rank::Step& step : rank.all) unrouted += std::count(step.ids.begin(), step.ids.end(), -1);
     CHECK(rank.op->check({rank.stream, rank.stream}).unrouted_choices == unrouted);
     CHECK(rank.wrong() == 0);
+  }
+}
+
+/// The gradients of four micro-batches and the value of their loss.
+template <class Executor, class Comm, class Stream, class Enqueue>
+std::vector<float> balance(unsigned seed, Stream compute, Stream comm, const HostBuffer& persistent,
+                           std::vector<std::int32_t>& ids, std::vector<float>& probs, std::vector<float>& dprobs,
+                           std::vector<float>& results, double& value, const moe::StepTokens& step,
+                           const Enqueue& enqueue) {
+  const auto plan = moe::plan(1, moe::LoadBalanceShape{experts, k}, {1.0, moe::BalanceScope::global_batch});
+  auto op = moe::bind(plan, Executor{}, GroupComm<Comm>(0), Memory<>{.persistent = persistent.block()});
+  const Streams<Stream> streams{compute, comm};
+  for (int i = 0; i < steps; ++i) {
+    enqueue([&ids, &probs, seed, i] {  // of this micro-batch: written over what the one before read
+      std::mt19937 random(seed * 10 + static_cast<unsigned>(i));
+      for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % experts);
+      for (float& p : probs) p = static_cast<float>(random() % 16);
+    });
+    op.begin(streams, TensorRef(ids.data(), {max_tokens, k}), TensorRef(probs.data(), {max_tokens, experts}), 1, &step,
+             TensorRef(dprobs.data(), {1, experts}), TensorRef(&value, {1}));
+    op.end(streams);
+    enqueue([&dprobs, &results, i] { std::copy(dprobs.begin(), dprobs.end(), results.begin() + i * experts); });
+  }
+  return results;
+}
+
+TEST_CASE("the load-balance loss sums over ranks beside what is computed, and is waited for before it is read") {
+  const auto plan = moe::plan(1, moe::LoadBalanceShape{experts, k}, {1.0, moe::BalanceScope::global_batch});
+  const moe::StepTokens step{.targets = 16, .routed = 24};
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::vector<float> expected;
+    double expected_value = 0;
+    for (const bool is_deferred : {false, true}) {
+      const HostBuffer persistent(plan.footprint().persistent, 0xff);
+      std::vector<std::int32_t> ids(max_tokens * k, -1);
+      std::vector<float> probs(max_tokens * experts), dprobs(experts, -1.f), results(steps * experts, -1.f);
+      double value = 0;
+      if (!is_deferred) {
+        expected = balance<HostExecutor, ThreadComm>(seed, HostStream{}, HostStream{}, persistent, ids, probs, dprobs,
+                                                     results, expected_value, step, [](const auto& f) { f(); });
+        continue;
+      }
+      DeferredWorld world(1, 0);
+      const DeferredStream compute = world.make_stream(), comm = world.make_stream();
+      balance<DeferredExecutor, DeferredComm>(seed, compute, comm, persistent, ids, probs, dprobs, results, value, step,
+                                              [&](const auto& f) { compute.run(f); });
+      std::mt19937 random(seed);
+      world.run(random);
+      CHECK(results == expected);
+      CHECK(value == expected_value);
+    }
   }
 }
 

@@ -72,11 +72,11 @@ struct CudaRowLeaf {
   }
 
   static void sum_sources(const DispatchPlan& plan, std::int64_t tokens, const RowTable& in, const DispatchRecord& r,
-                          void* y, void* dweights, DispatchStatus* status, cudaStream_t s) {
-    by_type(plan, are_wide(plan, y), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
-      sum_sources_kernel<T, Width><<<grid(plan, tokens), row_threads, 0, s>>>(plan, tokens, in, r, static_cast<T*>(y),
-                                                                              static_cast<accumulator_t<T>*>(dweights),
-                                                                              plan.may_drop() ? status : nullptr);
+                          const void* residual, void* y, void* dweights, DispatchStatus* status, cudaStream_t s) {
+    by_type(plan, are_wide(plan, y, residual), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
+      sum_sources_kernel<T, Width><<<grid(plan, tokens), row_threads, 0, s>>>(
+          plan, tokens, in, r, static_cast<const T*>(residual), static_cast<T*>(y),
+          static_cast<accumulator_t<T>*>(dweights), plan.may_drop() ? status : nullptr);
       check_launch("sum_sources_kernel");
     });
   }

@@ -61,26 +61,27 @@ __device__ void copy_row(const Unit* from, std::int64_t units, int count, const 
 
 /// Copies the rows of a cursor to the places on their lists: `list_of(rows, first)` has up to 32 of them from `first`
 /// on, of which there are at most `longest`, and `place(value)` is where a row goes. `begin(rows, list)` runs once per
-/// row and part of its list.
+/// row and part of its list. Lists that fit the lanes of a warp go by ring.
 template <class Unit, class Rows, class ListOf, class Place, class Begin>
 __device__ void fan_out(const Rows& rows, std::int64_t row_bytes, int longest, const ListOf& list_of,
                         const Place& place, const Begin& begin) {
-  if constexpr (goes_by_ring<Unit>) {
-    extern __shared__ __align__(128) std::byte ring_memory[];
-    __shared__ hopper::Barrier barriers[RowRing::warps * RowRing::stages];
-    RowRing ring(ring_memory, barriers);
-    const RowPieces<Rows> pieces(rows, row_bytes);
-    ring.run(pieces, pieces, [&](const RowPieces<Rows>& piece, const std::byte* stage) {
-      for (int first = 0; first < longest; first += 32) {
-        const auto list = list_of(piece.rows(), first);
-        if (piece.offset() == 0) begin(piece.rows(), list);
-        if (lane_of_thread() < list.count) {
-          hopper::store_bytes(place(list.value) + piece.offset(), stage, piece.bytes());
+  if (goes_by_ring<Unit> && longest <= 32) {
+    if constexpr (goes_by_ring<Unit>) {
+      extern __shared__ __align__(128) std::byte ring_memory[];
+      __shared__ hopper::Barrier barriers[RowRing::warps * RowRing::stages];
+      RowRing ring(ring_memory, barriers);
+      const RowPieces<Rows> pieces(rows, row_bytes);
+      std::byte* to = nullptr;  // of the row's i-th place, in lane i
+      ring.run(pieces, pieces, [&](const RowPieces<Rows>& piece, const std::byte* stage) {
+        if (piece.offset() == 0) {
+          const auto list = list_of(piece.rows(), 0);
+          to = lane_of_thread() < list.count ? place(list.value) : nullptr;
+          begin(piece.rows(), list);
         }
-        if (list.count < 32) break;
-      }
-      hopper::commit_stores();
-    });
+        if (to != nullptr) hopper::store_bytes(to + piece.offset(), stage, piece.bytes());
+        hopper::commit_stores();
+      });
+    }
   } else {
     for (Rows row = rows; row.exists(); row.advance()) {
       for (int first = 0; first < longest; first += 32) {
@@ -340,13 +341,13 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
   }
 }
 
-/// One row per token: the sum over the ranks that answered, in their order; the same of the headers' weight gradients
-/// where asked. With a status, notes what each rank dropped.
+/// One row per token: the residual, where there is one, and the sum over the ranks that answered, in their order; the
+/// same of the headers' weight gradients where asked. With a status, notes what each rank dropped.
 template <class T, int Width>
 PLEAT_KERNEL void __launch_bounds__(row_threads)
     sum_sources_kernel(const __grid_constant__ DispatchPlan plan, std::int64_t tokens,
-                       const __grid_constant__ RowTable in, const __grid_constant__ DispatchRecord r, T* y,
-                       accumulator_t<T>* dweights, DispatchStatus* status) {
+                       const __grid_constant__ RowTable in, const __grid_constant__ DispatchRecord r, const T* residual,
+                       T* y, accumulator_t<T>* dweights, DispatchStatus* status) {
   using Acc = accumulator_t<T>;
   using Packed = pleat::detail::Pack<T, Width>;
   for (int p = 0; p < plan.ranks && status != nullptr && blockIdx.x == 0 && threadIdx.x == 0; ++p) {
@@ -364,10 +365,7 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
     constexpr int batch = 4;
     for (std::int64_t first = lane_of_thread(); first < hidden / Width; first += 32 * batch) {
       Acc sums[batch][Width] = {};
-      for (int i = 0; i < plan.max_sends(); ++i) {
-        const SentRow row = sent[i];
-        if (row.rank < 0) break;
-        const auto* const from = reinterpret_cast<const Packed*>(in.payload(row.rank, row.slot));
+      const auto add = [&](const Packed* from) {
         Packed term[batch];
 #pragma unroll
         for (int b = 0; b < batch; ++b) {
@@ -378,6 +376,12 @@ PLEAT_KERNEL void __launch_bounds__(row_threads)
 #pragma unroll
           for (int e = 0; e < Width; ++e) sums[b][e] += static_cast<Acc>(term[b].elem[e]);
         }
+      };
+      if (residual != nullptr) add(reinterpret_cast<const Packed*>(residual + t * hidden));
+      for (int i = 0; i < plan.max_sends(); ++i) {
+        const SentRow row = sent[i];
+        if (row.rank < 0) break;
+        add(reinterpret_cast<const Packed*>(in.payload(row.rank, row.slot)));
       }
 #pragma unroll
       for (int b = 0; b < batch; ++b) {

@@ -152,8 +152,9 @@ struct Group {
     });
     each([&](int r, auto& record, Stream s) {
       const auto at = static_cast<std::size_t>(r);
-      leaf::sum_sources(plan, plan.planned(in.tokens[at]), table(r, RowKind::result, false), record, y[at].data(),
-                        nullptr, status[at].data(), s);
+      leaf::sum_sources(plan, plan.planned(in.tokens[at]), table(r, RowKind::result, false), record,
+                        in.tokens[at] % 2 == 0 ? nullptr : in.x[at].data(), y[at].data(), nullptr, status[at].data(),
+                        s);
     });
   }
   void combine_backward(const Inputs& in, const std::vector<Managed<std::byte>>& out,
@@ -176,7 +177,7 @@ struct Group {
     });
     each([&](int r, auto& record, Stream s) {
       const auto at = static_cast<std::size_t>(r);
-      leaf::sum_sources(plan, plan.planned(in.tokens[at]), table(r, RowKind::token_gradient, false), record,
+      leaf::sum_sources(plan, plan.planned(in.tokens[at]), table(r, RowKind::token_gradient, false), record, nullptr,
                         dx[at].data(), dweights[at].data(), nullptr, s);
     });
   }
@@ -411,7 +412,7 @@ TEST_CASE("more than 299,594 rows of 7168 elements, 30 % of all ids -1: the last
   leaf::plan_rows(plan, 0, there, r, s, status.data(), nullptr);
   leaf::expand(plan, there, r, nullptr);
   leaf::sum_experts(plan, r.rows, true, r, back, nullptr);
-  leaf::sum_sources(plan, tokens, back, r, y.data(), nullptr, status.data(), nullptr);
+  leaf::sum_sources(plan, tokens, back, r, nullptr, y.data(), nullptr, status.data(), nullptr);
   finish();
   const auto read = [](const std::byte* from, std::int64_t row) {
     std::vector<bfloat16> values(hidden);
