@@ -222,7 +222,7 @@ void sharded_step(int ranks) {
     auto muon = optim::bind(plan, CudaExecutor{}, group, alone, std::span<const fsdp::ShardMemory>(shards),
                             Memory<>{scratch.block(), persistent.block()}, s);
     us[static_cast<std::size_t>(world.rank())] =
-        measure_us([&](int) { muon.step(reinterpret_cast<const optim::StepResult*>(result.data()), 1e-3, s); }, s);
+        measure_us([&](int) { muon.step(reinterpret_cast<optim::StepResult*>(result.data()), 1e-3, s); }, s);
     if (world.rank() == 0) sent_mib = static_cast<double>(plan.sent_elems) * sizeof(bfloat16) / (1 << 20);
     world.barrier(s);
     world.wait(s);

@@ -10,5 +10,6 @@
 #include <pleat/optim/muon_leaf.hpp>
 #include <pleat/optim/muon_plan.hpp>
 #include <pleat/optim/optimizer.hpp>
+#include <pleat/optim/option_checks.hpp>
 #include <pleat/optim/step_norm.hpp>
 #include <pleat/optim/update_rules.hpp>

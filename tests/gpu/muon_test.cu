@@ -255,7 +255,7 @@ void check_graph() {
     const GroupComm<CudaThreadComm> alone;
     auto muon = optim::bind(plan, CudaExecutor{}, alone, alone, {&shard, 1},
                             Memory<>{Memory<>{scratch.block(), persistent.block()}}, site.stream);
-    const auto* step = reinterpret_cast<const optim::StepResult*>(result.data());
+    auto* const step = reinterpret_cast<optim::StepResult*>(result.data());
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t launch = nullptr;
     if (captured) {

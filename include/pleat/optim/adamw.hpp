@@ -9,6 +9,7 @@
 #include <pleat/core/footprint.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/optim/leaf.hpp>
+#include <pleat/optim/option_checks.hpp>
 
 namespace pleat::inline v0::optim {
 
@@ -42,7 +43,16 @@ struct AdamwPlan {
 };
 
 /// Plans AdamW for the parameters of `units` that it updates, with masters of dtype `master`. Pure.
+/// Errors: shape_error F16 for options that cannot be.
 inline AdamwPlan plan_adamw(std::span<const fsdp::UnitLayout> units, DType master, const AdamwOptions& options = {}) {
+  detail::check_master("AdamW", master);
+  const auto is_beta = [](double beta) { return beta >= 0 && beta < 1; };
+  if (!is_beta(options.beta1) || !is_beta(options.beta2) || !detail::is_eps(options.eps, master) ||
+      !detail::is_decay(options.weight_decay)) {
+    fail<shape_error>("pleat[F16]: AdamW with beta1=", options.beta1, " beta2=", options.beta2, " eps=", options.eps,
+                      " weight_decay=", options.weight_decay, "; betas are 0 or more and below 1, eps is above 0 in ",
+                      master, " and at most 1, weight_decay is finite and 0 or more");
+  }
   AdamwPlan plan{{}, master, options};
   for (const fsdp::UnitLayout& unit : units) {
     plan.state_elems.push_back(max_state_elems(unit, fsdp::Optimizer::adamw));
@@ -64,9 +74,15 @@ class Adamw {
   }
 
   /// One step with learning rate `lr` on this rank's shards, the planned units in order: masters, moments and compute
-  /// copies are updated, or left as they are where `result` (device memory) says so. Reads and writes in the order of
-  /// `s`; no communication. Errors: shape_error F05 for another number of units.
-  void step(std::span<const fsdp::ShardMemory> shards, const StepResult* result, LearningRate lr, stream_type s) {
+  /// copies are updated, or left as they are where `result` (device memory) says so; it says so too when `lr` lies in
+  /// device memory and cannot be. Reads and writes in the order of `s`; no communication. Errors: shape_error F05 for
+  /// another number of units.
+  void step(std::span<const fsdp::ShardMemory> shards, StepResult* result, LearningRate lr, stream_type s) {
+    if (lr.is_in_memory()) leaf::check_rates(result, lr, lr, s);
+    update(shards, result, lr, s);
+  }
+  /// The same with a rate that has been looked at.
+  void update(std::span<const fsdp::ShardMemory> shards, const StepResult* result, LearningRate lr, stream_type s) {
     if (shards.size() != moments_.size()) {
       fail<shape_error>("pleat[F05]: AdamW is planned for ", moments_.size(), " units and given ", shards.size(),
                         "; plan_adamw takes the units of the same plan");

@@ -1,6 +1,7 @@
 // What optimizers compute on a device: the primary template of their leaves, and the values of a step that stay there.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -31,16 +32,18 @@ struct StepResult {
   double loss = 0;
   double aux_loss = 0;
   double tokens = 0;
-  /// The largest status of any rank.
+  /// 0, or the largest other status of any rank, or `bad_rate`.
   double status = 0;
   /// Steps applied so far, this one included when it is.
   std::int64_t steps = 0;
   /// Steps left out so far.
   std::int64_t skipped = 0;
-  /// 1 when the step is applied. 0 when the norm is not finite, no rank had a token or an operation failed: parameters
-  /// stay as they are.
+  /// 1 when the step is applied. 0 when the norm is not finite, the number of tokens is none that can be, an operation
+  /// failed or a learning rate in device memory cannot be: parameters stay as they are.
   std::int64_t applied = 0;
 };
+/// The status of a step whose learning rate in device memory is negative or not finite.
+inline constexpr double bad_rate = -0x1p40;
 
 /// One rank's terms of StepResult.
 struct StepPartial {
@@ -48,15 +51,27 @@ struct StepPartial {
   StepSums sums;
 };
 
+/// Whether a step can have this learning rate.
+PLEAT_HD inline bool is_rate(double lr) {
+  return std::isfinite(lr) && lr >= 0;
+}
+
 /// A learning rate: a value, which a captured graph keeps; or one in device memory, which is read when the step runs
-/// there, so that whoever writes it between launches changes it.
+/// there, so that whoever writes it between launches changes it. Finite, and 0 or more: a step with another one in
+/// device memory is not applied, and its status is `bad_rate`.
 class LearningRate {
  public:
-  constexpr LearningRate(double value) : value_(value) {}
+  /// Errors: shape_error F16 for a value that cannot be.
+  LearningRate(double value) : value_(value) {
+    if (!is_rate(value)) {
+      fail<shape_error>("pleat[F16]: a learning rate of ", value, "; it is finite, and 0 or more");
+    }
+  }
   template <class Pointer>
   requires std::is_pointer_v<Pointer> && std::is_convertible_v<Pointer, const double*>
   constexpr LearningRate(Pointer in_device_memory) : where_(in_device_memory) {}
 
+  bool is_in_memory() const { return where_ != nullptr; }
   /// For leaves, on the device.
   PLEAT_HD double read() const { return where_ == nullptr ? value_ : *where_; }
 
@@ -90,8 +105,12 @@ namespace pleat::inline v0 {
 ///   s)`: partial->sum_of_squares = the squares' sum, in a fixed order; its status is the largest of its own and the
 ///   words that statuses[status_words] point to.
 /// - `finish_step(StepResult* result, const StepPartial* partials, int ranks, double max_norm, s)`: adds
-///   partials[ranks] in rank order. With t tokens, norm = sqrt(sum of squares) / t and grad_scale = min(1, max_norm /
-///   (norm + 1e-6)) / t, without the first factor when max_norm is 0; counts the step as applied or skipped.
+///   partials[ranks] in rank order; of statuses any but 0 counts. With t tokens, norm = sqrt(sum of squares) / t and
+///   grad_scale = min(1, max_norm / (norm + 1e-6)) / t, without the first factor when max_norm is 0; counts the step as
+///   applied or skipped.
+/// - `check_rates(StepResult* result, LearningRate first, LearningRate second, s)`: a step that is applied and has one
+/// that
+///   `is_rate` denies becomes one that is skipped, with the status bad_rate.
 /// - `adamw(const fsdp::ShardMemory& shard, void* m, void* v, const AdamwOptions& options, LearningRate lr, const
 ///   StepResult* result, s)`: one step on the shard's pieces of AdamW, none when the step is skipped. m, v
 ///   [max_state_elems] of master_dtype.

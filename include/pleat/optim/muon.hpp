@@ -34,13 +34,18 @@ class Muon {
     update_pieces_.resize(plan_.units.size());
     for (const MuonRound& round : plan_.rounds) add_round(round, round.kind == Param::dense ? dense : expert, shards);
     executor.copy(memory_.pieces, table_.data(), table_.size() * sizeof(MuonPiece), s);
-    preload_leaves<leaf>();
+    preload_leaves<leaf, optim_leaf<typename Executor::device_type>>();
     newton_schulz_.emplace(batches_, plan_.options, scratch_.work, s);
   }
 
   /// One step with learning rate `lr` on this rank's shards: momentum, masters and compute copies are updated, or left
-  /// as they are where `result` (device memory) says so. Every rank of the groups calls; runs on `s`.
-  void step(const StepResult* result, LearningRate lr, stream_type s) {
+  /// as they are where `result` (device memory) says so, as Adamw::step. Every rank of the groups calls; runs on `s`.
+  void step(StepResult* result, LearningRate lr, stream_type s) {
+    if (lr.is_in_memory()) optim_leaf<typename Executor::device_type>::check_rates(result, lr, lr, s);
+    update(result, lr, s);
+  }
+  /// The same with a rate that has been looked at.
+  void update(const StepResult* result, LearningRate lr, stream_type s) {
     const DType wire = plan_.options.product;
     for (const Round& round : rounds_) {
       const std::span pieces(memory_.pieces + round.first_piece, round.pieces);

@@ -12,6 +12,7 @@
 #include <pleat/core/footprint.hpp>
 #include <pleat/mesh/concept.hpp>
 #include <pleat/optim/muon_leaf.hpp>
+#include <pleat/optim/option_checks.hpp>
 
 namespace pleat::inline v0::optim {
 
@@ -215,6 +216,17 @@ inline MuonPlan plan_muon(std::span<const fsdp::UnitLayout> units, std::span<con
                       " elements for ", units.size(), " units of ", kinds.size(),
                       " kinds; iterations and elements are 1 or more, and each unit has a kind");
   }
+  detail::check_master("Muon", master);
+  if (options.product != DType::f64 && options.product != DType::f32 && options.product != DType::bf16) {
+    fail<shape_error>("pleat[F16]: Muon cannot multiply in ", options.product, "; valid dtypes: f64 f32 bf16");
+  }
+  if (!(options.momentum >= 0 && options.momentum < 1) || !detail::is_eps(options.eps, options.product) ||
+      !detail::is_decay(options.weight_decay) || options.form > MuonForm::moonlight) {
+    fail<shape_error>("pleat[F16]: Muon with momentum=", options.momentum, " eps=", options.eps,
+                      " weight_decay=", options.weight_decay, " and form ", static_cast<int>(options.form),
+                      "; momentum is 0 or more and below 1, eps is above 0 in sums of ", options.product,
+                      " and at most 1, weight_decay is finite and 0 or more, the form is keller (0) or moonlight (1)");
+  }
   MuonPlan plan{{units.begin(), units.end()}, master, options, {}, {}};
   for (const fsdp::UnitLayout& unit : units) plan.state_elems.push_back(max_state_elems(unit, fsdp::Optimizer::muon));
   for (const Param kind : {Param::dense, Param::expert}) {
@@ -230,7 +242,7 @@ inline MuonPlan plan_muon(std::span<const fsdp::UnitLayout> units, std::span<con
       auto past = first;
       for (std::int64_t elems = 0; past != matrices.end(); ++past) {
         elems += past->elems();
-        if (past != first && elems > options.round_elems * ranks) break;
+        if (past != first && (elems - 1) / ranks >= options.round_elems) break;
       }
       MuonRound round{kind, {first, past}};
       first = past;

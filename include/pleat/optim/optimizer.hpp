@@ -39,10 +39,14 @@ class ShardOptimizer {
   ShardOptimizer(Adamw<Executor> adamw, Muon<Executor, Comm> muon, std::span<const fsdp::ShardMemory> shards)
       : adamw_(std::move(adamw)), muon_(std::move(muon)), shards_(shards.begin(), shards.end()) {}
 
-  /// One step of every trainable parameter; both read the same `result`. See Adamw::step and Muon::step.
-  void step(const StepResult* result, const Rates& rates, stream_type s) {
-    adamw_.step(shards_, result, rates.adamw, s);
-    muon_.step(result, rates.muon, s);
+  /// One step of every trainable parameter, with both or none; both read the same `result`. See Adamw::step and
+  /// Muon::step.
+  void step(StepResult* result, const Rates& rates, stream_type s) {
+    if (rates.adamw.is_in_memory() || rates.muon.is_in_memory()) {
+      optim_leaf<typename Executor::device_type>::check_rates(result, rates.adamw, rates.muon, s);
+    }
+    adamw_.update(shards_, result, rates.adamw, s);
+    muon_.update(result, rates.muon, s);
   }
 
   const Adamw<Executor>& adamw() const { return adamw_; }

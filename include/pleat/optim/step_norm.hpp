@@ -1,6 +1,8 @@
 // StepNorm: the one reduction of a training step: gradient norm, clip coefficient, losses, token count and status.
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -40,7 +42,12 @@ struct StepNormPlan {
     return {.persistent = persistent.used_bytes()};
   }
 };
+/// Errors: shape_error F16 for sizes that cannot be.
 inline StepNormPlan plan_step_norm(int world_size, int status_words = 0) {
+  if (world_size < 1 || status_words < 0) {
+    fail<shape_error>("pleat[F16]: a norm over ", world_size, " ranks that reads ", status_words,
+                      " status words; ranks are 1 or more, words 0 or more");
+  }
   return {world_size, status_words};
 }
 
@@ -67,7 +74,11 @@ class StepNorm {
   /// Reduces the step over the world, after the last gradient is summed; every rank calls. `shards` are this rank's; a
   /// `max_norm` of 0 does not clip. Moves 40 bytes per rank. Returns what `result()` points to, written in the order of
   /// `s`. Norm^2 = sum over ranks and pieces of norm_weight * g^2: partial sums in float64, added in rank order.
-  const StepResult* run(std::span<const fsdp::ShardMemory> shards, double max_norm, stream_type s) {
+  /// Errors: shape_error F16 for a max_norm below 0 or NaN.
+  StepResult* run(std::span<const fsdp::ShardMemory> shards, double max_norm, stream_type s) {
+    if (!(max_norm >= 0)) {
+      fail<shape_error>("pleat[F16]: gradients clipped to a norm of ", max_norm, "; it is 0, for none, or more");
+    }
     executor_.zero(buffers_.squares, square_partials * sizeof(double), s);
     for (const fsdp::ShardMemory& shard : shards) leaf::add_squares(buffers_.squares, shard, s);
     leaf::finish_partial(buffers_.partial, buffers_.squares, buffers_.statuses, static_cast<int>(statuses_.size()), s);
@@ -78,12 +89,26 @@ class StepNorm {
   }
 
   /// The newest step; device memory, owned by this operation's block.
-  const StepResult* result() const { return buffers_.result; }
+  StepResult* result() const { return buffers_.result; }
+
+  /// Goes on after a checkpoint, in the order of `s`: as if that many steps had been applied and left out. AdamW's
+  /// correction of its moments counts them. Errors: shape_error F16 for numbers below 0.
+  void resume(std::int64_t steps, std::int64_t skipped, stream_type s) {
+    static_assert(offsetof(StepResult, skipped) == offsetof(StepResult, steps) + sizeof(std::int64_t));
+    if (steps < 0 || skipped < 0) {
+      fail<shape_error>("pleat[F16]: a norm that goes on after ", steps, " steps and ", skipped,
+                        " that were left out; both are 0 or more");
+    }
+    resumed_ = {steps, skipped};
+    executor_.copy(&buffers_.result->steps, resumed_.data(), resumed_.size() * sizeof(std::int64_t), s);
+  }
 
  private:
   Executor executor_;
   GroupComm<Comm> world_;
-  std::vector<const std::int64_t*> statuses_;  // copied to the device in the order of a stream
+  // Copied to the device in the order of a stream:
+  std::vector<const std::int64_t*> statuses_;
+  std::vector<std::int64_t> resumed_;
   StepNormPlan::Buffers buffers_;
 };
 
@@ -111,15 +136,21 @@ StepNorm<Executor, Comm> bind(const StepNormPlan& plan, Executor executor, Group
 }
 
 /// Throws on what every rank must hear of, given the result copied to the host; the same on every rank.
-/// Errors: shape_error F18 when an operation failed on some rank, F06 when the global batch has no target token.
+/// Errors: shape_error F19 for a learning rate in device memory that cannot be (when the result is copied after the
+/// optimizer's step), F18 when an operation failed on some rank, F06 when the global batch has no target token or a
+/// number of them that cannot be.
 inline void check(const StepResult& result) {
+  if (result.status == bad_rate) {
+    fail<shape_error>(
+        "pleat[F19]: a learning rate in device memory is below 0 or not finite in this step; nothing was updated");
+  }
   if (result.status != 0) {
-    fail<shape_error>("pleat[F18]: an operation failed in this step, whose status is ",
-                      static_cast<std::int64_t>(result.status),
+    fail<shape_error>("pleat[F18]: an operation failed in this step, whose status is ", result.status,
                       "; nothing was updated. check() of the operation says more on the ranks of its group");
   }
-  if (result.tokens == 0) {
-    fail<shape_error>("pleat[F06]: no rank had a target token in this step; the global batch needs at least 1");
+  if (!(std::isfinite(result.tokens) && result.tokens > 0)) {
+    fail<shape_error>("pleat[F06]: the ranks had ", result.tokens,
+                      " target tokens in this step, so nothing was updated; the global batch needs some");
   }
 }
 

@@ -8,10 +8,14 @@
 
 namespace pleat::inline v0::optim {
 
+/// The status of two: any but 0 counts, the largest, and first of all NaN.
+PLEAT_HD inline double worse_status(double a, double b) {
+  if (std::isnan(a) || b == 0) return a;
+  return a == 0 || !(b <= a) ? b : a;
+}
 /// What a status word of an operation adds to a rank's terms.
 PLEAT_HD inline void add_status(StepPartial& partial, std::int64_t word) {
-  const auto status = static_cast<double>(word);
-  if (partial.sums.status < status) partial.sums.status = status;
+  partial.sums.status = worse_status(partial.sums.status, static_cast<double>(word));
 }
 
 /// Adds a rank's terms; called in rank order.
@@ -20,7 +24,12 @@ PLEAT_HD inline void add_partial(StepPartial& total, const StepPartial& partial)
   total.sums.loss += partial.sums.loss;
   total.sums.aux_loss += partial.sums.aux_loss;
   total.sums.tokens += partial.sums.tokens;
-  if (total.sums.status < partial.sums.status) total.sums.status = partial.sums.status;
+  total.sums.status = worse_status(total.sums.status, partial.sums.status);
+}
+
+/// Whether a global batch can have this number of target tokens.
+PLEAT_HD inline bool is_token_count(double tokens) {
+  return std::isfinite(tokens) && tokens > 0;
 }
 
 /// The step that follows from the terms of all ranks.
@@ -32,8 +41,18 @@ PLEAT_HD inline void finish_step(StepResult& result, const StepPartial& total, d
   result.norm = std::sqrt(total.sum_of_squares) / result.tokens;
   const double clip = max_norm > 0 ? max_norm / (result.norm + 1e-6) : 1.0;
   result.grad_scale = (clip < 1.0 ? clip : 1.0) / result.tokens;
-  result.applied = std::isfinite(result.norm) && result.status == 0 ? 1 : 0;
+  const bool is_finite = std::isfinite(result.norm) && std::isfinite(result.grad_scale);
+  result.applied = is_finite && is_token_count(result.tokens) && result.status == 0 ? 1 : 0;
   ++(result.applied ? result.steps : result.skipped);
+}
+
+/// What a learning rate that is read on the device does to a step.
+PLEAT_HD inline void check_rate(StepResult& result, double lr) {
+  if (is_rate(lr) || !result.applied) return;
+  result.status = bad_rate;
+  result.applied = 0;
+  --result.steps;
+  ++result.skipped;
 }
 
 /// a * b, rounded. Compilers fuse a plain product into a sum on one path of a kernel and not on the other, and the bits

@@ -139,7 +139,7 @@ TEST_CASE("a step that is skipped moves bytes and changes nothing") {
     const GroupComm<ThreadComm> group(world);
     auto muon = optim::bind(plan, HostExecutor{}, group, GroupComm<ThreadComm>(), {&shard, 1},
                             Memory<>{scratch.block(), persistent.block()});
-    const optim::StepResult skipped{.grad_scale = 0, .skipped = 1, .applied = 0};
+    optim::StepResult skipped{.grad_scale = 0, .skipped = 1, .applied = 0};
     muon.step(&skipped, 0.1, {});
     if (master != std::vector<double>(5, 1.0)) fail<error>("masters have changed");
     const auto* momentum = reinterpret_cast<const double*>(muon.momentum()[0]);

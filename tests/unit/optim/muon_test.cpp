@@ -98,7 +98,7 @@ void check_case(const Json& fact, const char* form, DType product, const Bounds&
   for (std::size_t t = 0; t < fact["grads"].size(); ++t) {
     const std::vector<double> gradient = flat(fact["grads"][t]);
     for (std::size_t i = 0; i < gradient.size(); ++i) own.gradient[i] = static_cast<T>(4 * gradient[i]);
-    const optim::StepResult result{.grad_scale = 0.25, .steps = static_cast<std::int64_t>(t) + 1, .applied = 1};
+    optim::StepResult result{.grad_scale = 0.25, .steps = static_cast<std::int64_t>(t) + 1, .applied = 1};
     muon.step(&result, lr, {});
     const Json& expected = fact["variants"][form][t];
     const auto* momentum = reinterpret_cast<const T*>(muon.momentum()[0]);
@@ -192,7 +192,7 @@ TEST_CASE("with no gradient, parameters decay where they are to") {
   const GroupComm<ThreadComm> alone;
   auto muon = optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1},
                           Memory<>{Memory<>{scratch.block(), persistent.block()}});
-  const optim::StepResult result{.grad_scale = 1, .steps = 1, .applied = 1};
+  optim::StepResult result{.grad_scale = 1, .steps = 1, .applied = 1};
   muon.step(&result, 0.1, {});
   CHECK(own.master == std::vector<double>{0.95, 0.95, 0.95, 0.95, 1, 1, 1, 1});
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include <doctest/doctest.h>
@@ -125,6 +126,82 @@ TEST_CASE("a sharded step, with clipping, equals one rank's") {
   check_meshes<double>(1e-13);
   check_meshes<float>(1e-5);
   check_meshes<bfloat16>(1e-5);  // float masters
+}
+
+TEST_CASE("options and rates that would destroy weights are errors with the values") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+  const fsdp::ParamSpec spec{.name = "w", .shape = {4, 4}, .optimizer = fsdp::Optimizer::muon};
+  const fsdp::UnitLayout unit = fsdp::plan_unit({&spec, 1}, 1);
+  const Param kind = Param::dense;
+  const auto refused = [&](const char* text, const optim::OptimizerOptions& options, DType master = DType::f32) {
+    CHECK_THROWS_WITH_AS(optim::plan_optimizer({&unit, 1}, {&kind, 1}, master, options), doctest::Contains(text),
+                         shape_error);
+  };
+  refused("pleat[F16]: AdamW with beta1=1 beta2=0.95 eps=1e-8 weight_decay=0.1; betas are 0 or more and below 1",
+          {.adamw = {.beta1 = 1}});
+  for (const double bad : {1.0, 2.0, -3.0, nan}) {
+    refused("pleat[F16]: AdamW", {.adamw = {.beta1 = bad}});
+    refused("pleat[F16]: AdamW", {.adamw = {.beta2 = bad}});
+    refused("pleat[F16]: Muon with momentum=", {.muon = {.momentum = bad}});
+  }
+  for (const double bad : {0.0, -1.0, 2.0, 1e-300, nan}) {
+    refused("pleat[F16]: AdamW", {.adamw = {.eps = bad}});
+    refused("pleat[F16]: Muon with momentum=0.95 eps=", {.muon = {.eps = bad}});
+  }
+  for (const double bad : {-0.1, infinite, nan}) {
+    refused("pleat[F16]: AdamW", {.adamw = {.weight_decay = bad}});
+    refused("pleat[F16]: Muon with momentum=", {.muon = {.weight_decay = bad}});
+    CHECK_THROWS_WITH_AS(optim::LearningRate{bad}, doctest::Contains("pleat[F16]: a learning rate of "), shape_error);
+  }
+  refused("pleat[F16]: Muon cannot multiply in f16; valid dtypes: f64 f32 bf16", {.muon = {.product = DType::f16}});
+  refused("pleat[F16]: Muon cannot multiply in i32", {.muon = {.product = DType::i32}});
+  refused("and form 7; ", {.muon = {.form = static_cast<optim::MuonForm>(7)}});
+  refused("pleat[F16]: AdamW on masters of bf16; valid dtypes: f64 f32", {}, DType::bf16);
+  CHECK_THROWS_WITH_AS(optim::plan_muon({&unit, 1}, {&kind, 1}, DType::i64),
+                       doctest::Contains("pleat[F16]: Muon on masters of i64"), shape_error);
+  CHECK_NOTHROW(optim::plan_optimizer({&unit, 1}, {&kind, 1}, DType::f64, {.adamw = {.eps = 1e-300}}));
+}
+
+TEST_CASE("a learning rate in device memory that cannot be leaves the step out, of both optimizers alike") {
+  const std::vector<fsdp::ParamSpec> specs{{.name = "w", .shape = {5}},
+                                           {.name = "m", .shape = {3, 3}, .optimizer = fsdp::Optimizer::muon}};
+  const fsdp::UnitLayout unit = fsdp::plan_unit(specs, 1, {.alignment_elems = 1});
+  const Param kind = Param::dense;
+  const auto plan = optim::plan_optimizer({&unit, 1}, {&kind, 1}, DType::f64, {.muon = {.product = DType::f64}});
+  std::vector<double> master(14, 1.0), gradient(14, 0.5);
+  const auto pieces = fsdp::update_pieces(unit, unit.pieces(0), 1);
+  const fsdp::ShardMemory shard{master.data(), gradient.data(),
+                                nullptr,       DType::f64,
+                                DType::f64,    14,
+                                pieces.data(), static_cast<std::int64_t>(pieces.size())};
+  const HostBuffer scratch(plan.footprint().scratch), state(plan.footprint().persistent);
+  const GroupComm<ThreadComm> alone;
+  auto optimizer =
+      optim::bind(plan, HostExecutor{}, alone, alone, {&shard, 1}, Memory<>{scratch.block(), state.block()});
+  const optim::StepResult step{.grad_scale = 1, .tokens = 1, .steps = 3, .applied = 1};
+  const double good = 0.1;
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -1.0}) {
+    for (const optim::Rates& rates : {optim::Rates{&bad, &good}, {&good, &bad}, {0.1, &bad}, {&bad, 0.1}}) {
+      optim::StepResult result = step;
+      optimizer.step(&result, rates, {});
+      CHECK(master == std::vector<double>(14, 1.0));
+      CHECK(result.applied == 0);
+      CHECK(result.steps == 2);
+      CHECK(result.skipped == 1);
+      CHECK_THROWS_WITH_AS(optim::check(result), doctest::Contains("pleat[F19]: a learning rate in device memory"),
+                           shape_error);
+    }
+    optim::StepResult result = step;
+    auto muon =
+        optim::bind(plan.muon, HostExecutor{}, alone, alone, {&shard, 1}, Memory<>{scratch.block(), state.block()});
+    muon.step(&result, &bad, {});
+    CHECK(result.applied == 0);
+  }
+  optim::StepResult result = step;
+  optimizer.step(&result, {&good, &good}, {});
+  CHECK_NOTHROW(optim::check(result));
+  CHECK(result.steps == 3);
+  for (const double value : master) CHECK(value < 1);
 }
 
 TEST_CASE("units without trainable parameters take no moments") {

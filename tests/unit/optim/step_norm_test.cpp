@@ -222,8 +222,56 @@ TEST_CASE("an operation that fails on one rank is an error on every rank, and no
 TEST_CASE("a step without tokens is skipped and is an error on every rank") {
   const StepResult step = reduced({{1}, {2}}, {StepSums{}, StepSums{}}, 1);
   CHECK(step.applied == 0);
-  CHECK_THROWS_WITH_AS(optim::check(step), doctest::Contains("pleat[F06]: no rank had a target token"), shape_error);
+  CHECK_THROWS_WITH_AS(optim::check(step), doctest::Contains("pleat[F06]: the ranks had 0 target tokens"), shape_error);
   CHECK_NOTHROW(optim::check(reduced({{1}, {2}}, {one_token, StepSums{}}, 1)));
+}
+
+TEST_CASE("numbers of tokens and statuses that cannot be are not lost: nothing is applied, and check says so") {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+  for (const auto& [tokens, text] : {std::pair{-4.0, "pleat[F06]: the ranks had -4 target tokens"},
+                                     {infinite, "pleat[F06]: the ranks had inf target tokens"},
+                                     {nan, "pleat[F06]: the ranks had nan target tokens"}}) {
+    const StepResult step = reduced({{1}, {2}}, {{.tokens = tokens}, {}}, 1);
+    CHECK(step.applied == 0);
+    CHECK(step.skipped == 1);
+    CHECK_THROWS_WITH_AS(optim::check(step), doctest::Contains(text), shape_error);
+  }
+  for (const auto& [status, text] : {std::pair{nan, "whose status is nan; "}, {-1.0, "whose status is -1; "}}) {
+    for (const bool on_first : {true, false}) {
+      StepSums failed = one_token, other = one_token;
+      failed.status = status;
+      const StepResult step =
+          on_first ? reduced({{1}, {2}}, {failed, other}, 1) : reduced({{1}, {2}}, {other, failed}, 1);
+      CHECK(step.applied == 0);
+      CHECK_THROWS_WITH_AS(optim::check(step), doctest::Contains(text), shape_error);
+    }
+  }
+  CHECK(reduced({{1}, {2}}, {{.tokens = 1, .status = 3}, {.tokens = 1, .status = 5}}, 1).status == 5);
+}
+
+TEST_CASE("a run that goes on counts the steps before it") {
+  OwnShard<float> shard({3, 4});
+  const fsdp::ShardMemory memory = shard.memory();
+  const auto plan = optim::plan_step_norm(1);
+  const HostBuffer persistent(plan.footprint().persistent, 0xff);
+  auto norm = optim::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(), memory_of(persistent));
+  norm.resume(41, 2, {});
+  norm.sums()->tokens = 1;
+  CHECK(norm.run({&memory, 1}, 1, {})->steps == 42);
+  CHECK(norm.run({&memory, 1}, 1, {})->skipped == 3);  // no tokens
+  CHECK_THROWS_WITH_AS(norm.resume(-1, 2, {}),
+                       doctest::Contains("pleat[F16]: a norm that goes on after -1 steps and 2"), shape_error);
+}
+
+TEST_CASE("sizes and bounds of a norm that cannot be are errors") {
+  for (const auto& [ranks, words] : {std::pair{0, 0}, {-1, -2}, {1, -1}}) {
+    CHECK_THROWS_WITH_AS(optim::plan_step_norm(ranks, words), doctest::Contains("pleat[F16]: a norm over "),
+                         shape_error);
+  }
+  CHECK_THROWS_WITH_AS(reduced({{1}}, {one_token}, -1),
+                       doctest::Contains("pleat[F16]: gradients clipped to a norm of -1"), shape_error);
+  CHECK_THROWS_WITH_AS(reduced({{1}}, {one_token}, std::numeric_limits<double>::quiet_NaN()),
+                       doctest::Contains("a norm of nan"), shape_error);
 }
 
 TEST_CASE("a plan for another world is an error") {

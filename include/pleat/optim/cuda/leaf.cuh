@@ -91,6 +91,11 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   if (threadIdx.x == 0) optim::finish_step(*result, total, max_norm);
 }
 
+PLEAT_KERNEL void check_rates_kernel(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second) {
+  optim::check_rate(*result, first.read());
+  optim::check_rate(*result, second.read());
+}
+
 }  // namespace detail
 
 /// Wide accesses need what a plan's memory has: shards and states whose addresses are multiples of 16 bytes.
@@ -108,6 +113,7 @@ struct optim_leaf<cuda_device> {
     });
     preload_kernel(detail::finish_partial_kernel<detail::leaf_threads>, "finish_partial_kernel");
     preload_kernel(detail::finish_step_kernel<detail::leaf_threads>, "finish_step_kernel");
+    preload_kernel(detail::check_rates_kernel, "check_rates_kernel");
   }
 
   static void add_squares(double* partials, const fsdp::ShardMemory& shard, cudaStream_t s) {
@@ -132,6 +138,12 @@ struct optim_leaf<cuda_device> {
     detail::finish_step_kernel<detail::leaf_threads>
         <<<1, detail::leaf_threads, 0, s>>>(result, partials, ranks, max_norm);
     check_launch("finish_step_kernel");
+  }
+
+  static void check_rates(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second,
+                          cudaStream_t s) {
+    detail::check_rates_kernel<<<1, 1, 0, s>>>(result, first, second);
+    check_launch("check_rates_kernel");
   }
 
   static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options,

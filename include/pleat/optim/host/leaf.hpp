@@ -35,6 +35,11 @@ struct optim_leaf<host_device> {
     optim::finish_step(*result, total, max_norm);
   }
 
+  static void check_rates(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second,
+                          HostStream) {
+    for (const optim::LearningRate lr : {first, second}) optim::check_rate(*result, lr.read());
+  }
+
   static void adamw(const fsdp::ShardMemory& shard, void* m, void* v, const optim::AdamwOptions& options,
                     optim::LearningRate lr, const optim::StepResult* result, HostStream) {
     if (!result->applied) return;

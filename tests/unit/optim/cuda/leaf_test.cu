@@ -217,10 +217,14 @@ TEST_CASE("the end of a step has the bits of the host for any number of ranks") 
   std::mt19937_64 random(std::random_device{}());
   std::uniform_real_distribution<double> uniform(0.1, 2);
   for (const int ranks : {1, 3, 512, 1337}) {
-    for (const bool finite : {true, false}) {
+    for (int what = 0; what < 5; ++what) {  // nothing, then something that must not be applied
       std::vector<optim::StepPartial> partials(static_cast<std::size_t>(ranks));
       for (auto& p : partials) p = {uniform(random), {uniform(random), uniform(random), uniform(random), 0}};
-      if (!finite) partials.back().sum_of_squares = std::numeric_limits<double>::infinity();
+      optim::StepPartial& odd = partials[random() % partials.size()];
+      if (what == 1) odd.sum_of_squares = std::numeric_limits<double>::infinity();
+      if (what == 2) odd.sums.status = std::numeric_limits<double>::quiet_NaN();
+      if (what == 3) odd.sums.tokens = -1e9;
+      if (what == 4) odd.sums.tokens = std::numeric_limits<double>::infinity();
       StepResult expected{.steps = 4, .skipped = 1};
       const OnDevice<StepResult> step({expected});
       const OnDevice<optim::StepPartial> device(partials);
@@ -228,8 +232,31 @@ TEST_CASE("the end of a step has the bits of the host for any number of ranks") 
       leaf::finish_step(step.data, device.data, ranks, 0.5, s);
       const StepResult found = step.download()[0];
       CHECK(std::memcmp(&found, &expected, sizeof(StepResult)) == 0);
+      CHECK(found.applied == (what == 0));
     }
   }
+}
+
+TEST_CASE("a learning rate in device memory that cannot be leaves the step out") {
+  const CudaStream s;
+  const StepResult before{.steps = 3, .skipped = 1, .applied = 1};
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -1.0}) {
+    const OnDevice<double> rate({bad});
+    for (const bool is_first : {true, false}) {
+      const OnDevice<StepResult> result({before});
+      const optim::LearningRate good = 0.1, in_memory = rate.data;
+      leaf::check_rates(result.data, is_first ? in_memory : good, is_first ? good : in_memory, s);
+      const StepResult found = result.download()[0];
+      CHECK(found.applied == 0);
+      CHECK(found.steps == 2);
+      CHECK(found.skipped == 2);
+      CHECK(found.status == optim::bad_rate);
+    }
+  }
+  const OnDevice<double> rate({0.5});
+  const OnDevice<StepResult> result({before});
+  leaf::check_rates(result.data, rate.data, 0.0, s);
+  CHECK(result.download()[0].applied == 1);
 }
 
 TEST_CASE("a step is captured in a CUDA graph, norm and update, and replays") {
