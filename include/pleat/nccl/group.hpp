@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <pleat/comm/communicator.hpp>
+#include <pleat/comm/job.hpp>
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/cuda/stream.hpp>
 #include <pleat/nccl/check.hpp>
-#include <pleat/nccl/job.hpp>
 
 namespace pleat::inline v0::detail {
 

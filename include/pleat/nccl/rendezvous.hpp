@@ -4,7 +4,8 @@
 #include <memory>
 #include <thread>
 
-#include <pleat/nccl/launcher.hpp>
+#include <pleat/comm/call_checks.hpp>
+#include <pleat/comm/launcher.hpp>
 #include <pleat/nccl/socket_address.hpp>
 
 namespace pleat::inline v0 {

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <pleat/nccl/job_link.hpp>
+#include <pleat/comm/job_link.hpp>
 
 namespace pleat::inline v0 {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <pleat/nccl/job_link.hpp>
+#include <pleat/comm/job_link.hpp>
 
 namespace pleat::inline v0 {
 

@@ -1,7 +1,7 @@
 // LauncherEnvironment: what torchrun, Open MPI and Slurm say, what overrides it, and what is missing or wrong (C25).
 #include <map>
 
-#include <pleat/nccl/launcher.hpp>
+#include <pleat/comm/launcher.hpp>
 
 #include <doctest/doctest.h>
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <csignal>
 
-#include <pleat/nccl/job.hpp>
+#include <pleat/comm/job.hpp>
 #include <pleat/nccl/rendezvous.hpp>
 
 namespace nccl_testing {

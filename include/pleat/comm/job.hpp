@@ -13,8 +13,8 @@
 #include <vector>
 
 #include <pleat/comm/call_checks.hpp>
+#include <pleat/comm/job_link.hpp>
 #include <pleat/core/error.hpp>
-#include <pleat/nccl/job_link.hpp>
 
 namespace pleat::inline v0 {
 

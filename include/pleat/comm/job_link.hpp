@@ -1,4 +1,5 @@
-// JobLink: how the ranks of one job hear of each other beside NCCL; small messages, and whose connection is gone.
+// JobLink: how the ranks of one job hear of each other beside what they compute; small messages, and whose connection
+// is gone.
 #pragma once
 
 #include <cstdint>
