@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <pleat/attention/ring.hpp>
+#include <pleat/core/host/buffer.hpp>
 
 #include <conformance/site.hpp>
 #include <unit/attention/oracle.hpp>
@@ -139,7 +140,7 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   dout.upload();
   RankRows<Buffer, accumulator_t<T>> lse(1, static_cast<std::int64_t>(need.saved / sizeof(accumulator_t<T>)));
   const Buffer persistent(std::max<std::size_t>(1, need.persistent));
-  std::vector<std::byte> staging(need.pinned_host);  // pageable: its copy ends before bind does
+  const HostBuffer staging(need.pinned_host);  // pageable: its copy ends before bind does
   const Buffer scratch(std::max<std::size_t>(1, need.scratch)), nan(std::max<std::size_t>(1, need.symmetric));
   std::optional<Arena> arena;
   if (transport == Transport::peer) {
@@ -150,20 +151,18 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   world.barrier(s.compute);
   world.wait(s.compute);
   {
-    auto op = ring::bind(
-        plan, executor, group,
-        Memory<Arena>{scratch.block(), persistent.block(), {staging.data(), staging.size()}, arena ? &*arena : nullptr},
-        s.compute);
+    auto op = ring::bind(plan, executor, group,
+                         Memory<Arena>{scratch.block(), persistent.block(), staging.block(), arena ? &*arena : nullptr},
+                         s.compute);
     const ring::Work documents = how.places ? plan.documents(p.cu_seqlens, split) : ring::Work();
-    std::vector<std::byte> packing(documents.placed_bytes());
-    const Buffer placed(std::max<std::size_t>(1, packing.size()));
+    const HostBuffer packing(documents.placed_bytes());
+    const Buffer placed(std::max<std::size_t>(1, packing.size_bytes()));
     for (int call = 0; call < calls; ++call) {
       executor.copy(out.data(), poison.data(), std::min(out.bytes(), poison.bytes()), s.compute);
       executor.copy(dqkv.data(), poison.data(), dqkv.bytes(), s.compute);
       ring::Saved saved(Block{lse.data(), need.saved});
       if (how.places) {
-        op.forward(s, op.place(documents, {packing.data(), packing.size()}, placed.block(), s.compute), q, k, v, outs,
-                   saved);
+        op.forward(s, op.place(documents, packing.block(), placed.block(), s.compute), q, k, v, outs, saved);
       } else {
         op.forward(s, q, k, v, outs, saved);
       }

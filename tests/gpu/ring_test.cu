@@ -148,7 +148,7 @@ class Checks {
   std::vector<Outputs> results(const Variation& v) {
     std::vector<Outputs> got;
     for (const Asked& a : asked_) got.push_back(templates_testing::poisoned_outputs(a.what.problem, a.in));
-    Backend::run(ranks_, 20s, [&](typename Backend::comm_type& world) {
+    Backend::run(ranks_, 10s, [&](typename Backend::comm_type& world) {
       for (std::size_t i = 0; i < asked_.size(); ++i) {
         const auto executor = [&](int rank, const Streams<cudaStream_t>& s) {
           const cudaStream_t late[] = {s.compute, s.comm, nullptr};

@@ -1,36 +1,32 @@
 // Ring attention: exact attention over a sequence that is split over the cp group. What a user binds and calls.
 #pragma once
 
+#include <utility>
 #include <variant>
 
 #include <pleat/attention/ring_hops.hpp>
 #include <pleat/attention/ring_pushes.hpp>
 #include <pleat/attention/ring_rehearsal.hpp>
+#include <pleat/attention/ring_saved.hpp>
 #include <pleat/attention/ring_schedule.hpp>
 #include <pleat/comm/memory.hpp>
+#include <pleat/comm/peer_window.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/tensor/tensor_traits.hpp>
 
 namespace pleat::inline v0::ring {
 
-/// What backward needs of one forward; one per live micro-batch and layer. It owns no memory: `memory` is
-/// `footprint().saved` bytes of the caller's and holds the LSE; q, k, v and out are the caller's tensors, which must
-/// stay alive and unchanged until backward, as must what a `PlacedWork` given to forward borrows. A new forward
-/// overwrites it.
-class Saved {
- public:
-  Saved() = default;
-  explicit Saved(Block memory) : memory_(memory) {}
-
- private:
-  template <executor Executor, communicator Comm, symmetric_arena Arena, class Leaf>
-  friend class RingAttention;
-
-  Block memory_;
-  detail::RingTensors tensors_;
-  PlacedWork work_;
-  const Plan* plan_ = nullptr;  // of the op that filled it
+namespace detail {
+template <class Executor, class Comm, class Arena>
+struct Transports {
+  using type = std::variant<RingHops<Executor, Comm>, RingPushes<Executor, pleat::detail::peers_of<Arena>>>;
 };
+template <class Executor, class Comm>
+struct Transports<Executor, Comm, void> {
+  using type = std::variant<RingHops<Executor, Comm>>;
+};
+}  // namespace detail
 
 /// Attention over the cp group of `bind`. Every rank of the group makes the same calls in the same order, with its own
 /// tokens, `plan.spans[rank]`, in sequence order. Results have the same bits from run to run and for both transports.
@@ -40,8 +36,10 @@ class Saved {
 /// 576 numbers a token instead of 5120 for 16 heads of 192/128. By peer transport only those keys travel that the
 /// receiver reads; of packed documents these are the keys of documents of which both ranks hold a part. Sums travel by
 /// either transport only where there are any.
+/// One that was moved from may be assigned to and destroyed; all else is A20.
+/// `Arena` is that of the Memory given to bind; void, as in `Memory<>`, for plans with Transport::collective.
 /// source: Ring Attention, arXiv 2310.01889; the zigzag split, github.com/zhuzilin/ring-flash-attention.
-template <executor Executor, communicator Comm, symmetric_arena Arena,
+template <executor Executor, communicator Comm, optional_arena Arena,
           class Leaf = attention_leaf<typename Executor::device_type>>
 class RingAttention {
   static_assert(local_attention<Leaf, typename Executor::stream_type>,
@@ -54,9 +52,10 @@ class RingAttention {
   /// See `bind`.
   RingAttention(Plan plan, const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
                 typename Executor::stream_type s, Leaf leaf = {})
-      : plan_(std::make_shared<const Plan>(std::move(plan))),
-        tokens_(plan_->local_tokens(checked_rank(group))),
+      : plan_(agreed(std::move(plan), group, memory.scratch, s)),
+        tokens_(plan_->local_tokens(group.rank())),
         executor_(executor),
+        group_(group),
         rank_(group.rank()),
         scratch_(memory.scratch),
         leaf_(std::move(leaf)),
@@ -66,15 +65,26 @@ class RingAttention {
     preload_leaves<core_leaf<device_type>, Leaf>();
   }
 
-  const Plan& plan() const { return *plan_; }
+  /// Errors: shape_error A20 on an operation that was moved from.
+  const Plan& plan() const {
+    if (plan_ == nullptr) {
+      fail<shape_error>("pleat[A20]: a ring is used after it was moved from; use what it was moved to");
+    }
+    return *plan_;
+  }
 
   /// Puts `work`, made by `plan().documents(..)`, where this rank's kernels read it: one copy on `s`, from `staging` in
   /// pinned host memory to `memory` on the device, each of `work.placed_bytes()`. All three are borrowed, until nothing
-  /// uses the result. Errors: shape_error T02; A08 when `work` was planned for another number of ranks.
+  /// uses the result. With `Options::compares_documents` every rank calls it at once, on the stream of the calls
+  /// before. Errors: shape_error T02; A08 when `work` was planned for another number of ranks; comm_error C36.
   PlacedWork place(const Work& work, Block staging, Block memory, typename Executor::stream_type s) const {
-    if (work.ranks() != plan_->cp) {
+    if (work.ranks() != plan().cp) {
       fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks was given to an operation of cp=", plan_->cp,
                         "; make it by documents() of the operation's plan");
+    }
+    if (plan_->compares_documents) {
+      agree_on("documents of ring attention", std::array{PlanField{"hash of documents and split", work.hash()}}, group_,
+               scratch_, s);
     }
     return PlacedWork(work, rank_, staging, memory, executor_, s);
   }
@@ -100,7 +110,7 @@ class RingAttention {
   /// out = attention of the local queries over the keys of all ranks. q [batch, local_tokens, q_heads, qk_dim],
   /// k [batch, local_tokens, kv_heads, qk_dim], v [.., kv_heads, v_dim], out [batch, local_tokens, q_heads, v_dim]; the
   /// plan's dtype; any strides with a contiguous last axis (views of one packed qkv buffer will do). `out` overlaps
-  /// none of the others. Errors: shape_error T07 (extents), A04 (strides).
+  /// none of the others. Errors: shape_error T07 (extents, no data), A04 (strides).
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const Q& q, const K& k, const V& v, const Out& out, Saved& saved) {
     forward(s, work_, q, k, v, out, saved);
@@ -145,7 +155,8 @@ class RingAttention {
   }
 
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
-  /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation.
+  /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation, A21 when a later forward has
+  /// overwritten it.
   template <class DOut, class DQ, class DK, class DV>
   void backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const DK& dk, const DV& dv) {
     const Shape& shape = plan_->shape;
@@ -156,7 +167,7 @@ class RingAttention {
   }
 
   /// Gradients of a `forward_latent`: dq and dlatent, shaped as q and latent, are overwritten. Only the gradient of the
-  /// latent travels, in accumulator_t; blocks are expanded anew. Errors: shape_error T07, A04, A07, A16.
+  /// latent travels, in accumulator_t; blocks are expanded anew. Errors: shape_error T07, A04, A07, A21, A16.
   template <class Expander, class DOut, class DQ, class DLatent>
   void backward_latent(const StreamPair& s, Expander& expander, const DOut& dout, const Saved& saved, const DQ& dq,
                        const DLatent& dlatent) {
@@ -169,17 +180,18 @@ class RingAttention {
   void check() const noexcept {}
 
  private:
-  using Peers = decltype(std::declval<Arena&>().open(std::declval<const Group&>(), std::size_t{}, int{}));
   using Hops = detail::RingHops<Executor, Comm>;
-  using Pushes = detail::RingPushes<Executor, Peers>;
-  using Transports = std::variant<Hops, Pushes>;
+  using Transports = typename detail::Transports<Executor, Comm, Arena>::type;
   static constexpr DeviceKind device = device_kind<device_type>;
 
-  int checked_rank(const GroupComm<Comm>& group) const {
-    if (group.size() != plan_->cp) {
-      fail<shape_error>("pleat[A05]: a plan for cp=", plan_->cp, " was bound to a group of ", group.size(), " ranks");
+  /// The plan, once all ranks of the group have shown that they have the same.
+  static std::shared_ptr<const Plan> agreed(Plan plan, const GroupComm<Comm>& group, Block scratch,
+                                            typename Executor::stream_type s) {
+    if (group.size() != plan.cp) {
+      fail<shape_error>("pleat[A05]: a plan for cp=", plan.cp, " was bound to a group of ", group.size(), " ranks");
     }
-    return group.rank();
+    agree_on("ring attention", detail::agreement_of(plan), group, scratch, s);
+    return std::make_shared<const Plan>(std::move(plan));
   }
   Transports make_transport(const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,
                             typename Executor::stream_type s) const {
@@ -187,18 +199,22 @@ class RingAttention {
       Carver scratch(memory.scratch);
       return Transports(std::in_place_type<Hops>, plan_, executor, group, detail::take_slots(scratch, *plan_));
     }
-    if (memory.arena == nullptr || !memory.arena->reachable(group.ranks())) {
-      fail<shape_error>("pleat[A05]: a plan with peer transport needs an arena that reaches the cp group ",
-                        group.ranks(), "; plan with Transport::collective where there is none");
+    if constexpr (std::is_void_v<Arena>) {
+      fail<comm_error>("pleat[C29]: ring attention planned with Transport::peer was bound without an arena; give one, ",
+                       "or plan with Transport::collective");
+    } else {
+      auto peers = pleat::detail::open_window("ring attention", plan_->cp, group, memory, plan_->footprint().symmetric,
+                                              detail::Slots::channels);
+      return Transports(std::in_place_type<detail::RingPushes<Executor, decltype(peers)>>, plan_, executor,
+                        std::move(peers), s);
     }
-    return Transports(std::in_place_type<Pushes>, plan_, executor,
-                      memory.arena->open(group.ranks(), plan_->footprint().symmetric, detail::Slots::channels), s);
   }
 
   template <class Q, class Out, class Expander>
   void run_forward(const StreamPair& s, const PlacedWork& work, const Q& q, const KeyValueBlock& own, const Out& out,
                    Saved& saved, Expander& expander) {
     fill(saved, work, q, own, out);
+    saved.forward_ = log_.fill(saved.memory_.data);
     std::visit([&](auto& transport) { schedule_.forward(transport, s, work, saved.tensors_, expander); }, transport_);
   }
   /// All of a Saved but the bytes of its memory.
@@ -206,19 +222,30 @@ class RingAttention {
   void fill(Saved& saved, const PlacedWork& work, const Q& q, const KeyValueBlock& own, const Out& out) const {
     Carver memory(saved.memory_);
     saved.tensors_ = call_tensors(q, own, out);
+    require_data("q", saved.tensors_.q);
+    require_data(own, "k", "v", "latent");
+    require_data("out", saved.tensors_.out);
     saved.tensors_.lse = schedule_.statistics(detail::take_saved(memory, *plan_));
     saved.work_ = work;
-    saved.plan_ = plan_.get();
+    saved.plan_ = plan_;
   }
   template <class DOut, class DQ, class Expander>
   void run_backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const KeyValueBlock& own,
                     Expander& expander) {
     const Shape& shape = plan_->shape;
-    if (saved.plan_ != plan_.get()) {
+    if (saved.plan_ != plan_) {
       fail<shape_error>("pleat[A07]: backward got a Saved that no forward of this operation has filled");
+    }
+    if (saved.tensors_.lse.elems() > 0 && log_.is_overwritten(saved.memory_.data, saved.forward_)) {
+      fail<shape_error>(
+          "pleat[A21]: backward got a Saved whose memory a later forward has overwritten; give each forward ",
+          "that waits for its backward a Saved with memory of its own");
     }
     const detail::RingGradients gradients{input("dout", dout, shape.q_heads, shape.v_dim),
                                           output("dq", dq, shape.q_heads, shape.qk_dim), own};
+    require_data("dout", gradients.dout);
+    require_data("dq", gradients.dq);
+    require_data(own, "dk", "dv", "dlatent");
     std::visit(
         [&](auto& transport) { schedule_.backward(transport, s, saved.work_, saved.tensors_, gradients, expander); },
         transport_);
@@ -231,7 +258,7 @@ class RingAttention {
                   "dkeys, dvalues, dlatent, accumulate, stream), for TensorRefs and the executor's stream");
   }
   void require_latents(bool travel) const {
-    if ((plan_->shape.latent_dim > 0) != travel) {
+    if ((plan().shape.latent_dim > 0) != travel) {
       fail<shape_error>("pleat[A16]: a plan with latent_dim=", plan_->shape.latent_dim,
                         travel ? " moves keys and values: call forward and backward, or plan with a latent_dim"
                                : " moves latents: call forward_latent and backward_latent");
@@ -244,6 +271,14 @@ class RingAttention {
     const Shape& shape = plan_->shape;
     return {input("q", q, shape.q_heads, shape.qk_dim), own, output("out", out, shape.q_heads, shape.v_dim), {}};
   }
+  static void require_data(const char* what, const TensorRef& t) {
+    if (t.elems() > 0 && t.data() == nullptr) fail<shape_error>("pleat[T07]: ", what, " is ", t, ", which has no data");
+  }
+  void require_data(const KeyValueBlock& block, const char* keys, const char* values, const char* latent) const {
+    require_data(plan_->shape.latent_dim > 0 ? latent : keys, block.keys);
+    require_data(values, block.values);
+  }
+
   template <class K, class V>
   KeyValueBlock keys_values(const K& k, const V& v) const {
     require_latents(false);
@@ -287,21 +322,25 @@ class RingAttention {
   std::shared_ptr<const Plan> plan_;
   std::int64_t tokens_;
   Executor executor_;
+  GroupComm<Comm> group_;
   int rank_;
   Block scratch_;
   Leaf leaf_;
   detail::RingSchedule<Executor, Leaf> schedule_;
   Transports transport_;
   PlacedWork work_;  // of the plan
+  detail::SavedLog log_;
 };
 
-/// Binds a plan to the cp group and the memory that `plan.footprint()` asks for. No communication beyond signals in the
-/// arena; every rank of the arena binds the same operations in the same order. `group` and what `memory` names must
-/// outlive the operation. `s`: the stream on which the first credits are given; from then on peers write to the arena.
-/// Errors: shape_error A05 (the group's size, no arena), T02 (a block too small); comm_error C08 (arena used up);
-/// static T10 without a stream where there are several, A11 (the kernel).
-/// `leaf`: the local kernel, by default that of the device; copied, so one with state is a handle to it.
-template <executor Executor, communicator Comm, symmetric_arena Arena,
+/// Binds a plan to the cp group and the memory that `plan.footprint()` asks for. The ranks of the group compare their
+/// plans, in scratch and on `s`, which is waited for; every rank of the arena binds the same operations in the same
+/// order. `group` and what `memory` names must outlive the operation. `s`: the first credits are given on it too; from
+/// then on peers write to the arena.
+/// Errors: shape_error A05 (the group's size), T02 (a block too small); comm_error C36 (ranks have planned
+/// differently), C29 (no arena that reaches the group), C08 (arena used up); static T10 without a stream where there
+/// are several, A11 (the kernel). `leaf`: the local kernel, by default that of the device; copied, so one with state is
+/// a handle to it.
+template <executor Executor, communicator Comm, optional_arena Arena,
           class Leaf = attention_leaf<typename Executor::device_type>>
 RingAttention<Executor, Comm, Arena, Leaf> bind(
     Plan plan, const Executor& executor, const GroupComm<Comm>& group, const Memory<Arena>& memory,

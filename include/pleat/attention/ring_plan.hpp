@@ -41,7 +41,13 @@ struct Options {
   bool deterministic = true;
   /// How many thread blocks an attention kernel may have at once, so that others run beside it; 0: as many as fit.
   int max_ctas = 0;
+  /// Makes `place` a collective that waits for its stream and fails with C36 where ranks place other documents: to find
+  /// the data loader that does so. Without it the ranks of a step trust each other; their plans are compared at bind.
+  bool compares_documents = false;
 };
+
+/// Ranks of a ring at most.
+inline constexpr int most_ring_ranks = 1024;
 
 /// Made by `plan`; read its members freely.
 struct Plan {
@@ -53,6 +59,7 @@ struct Plan {
   Layout layout = Layout::zigzag;
   bool deterministic = true;
   int max_ctas = 0;
+  bool compares_documents = false;
   std::vector<TokenSpans> spans;  // of each rank
   Work work;                      // of shape.cu_seqlens
 
@@ -89,17 +96,34 @@ inline void append_to(Message& message, const Plan& p) {
   message.append(p.deterministic ? " deterministic" : " non-deterministic");
 }
 
+namespace detail {
+/// Errors: shape_error T01, A19.
+inline void check_choices(DType dtype, const Options& o) {
+  dispatch_dtype(AttentionTypes{}, dtype, [](auto) {});
+  const double scale = o.scale.value_or(1);
+  const bool is_layout = !o.layout || *o.layout <= Layout::balanced;
+  if (!std::isfinite(scale) || o.max_ctas < 0 || !is_layout || o.transport > Transport::peer) {
+    fail<shape_error>("pleat[A19]: a ring with scale=", scale, ", max_ctas=", o.max_ctas,
+                      ", layout=", o.layout ? static_cast<int>(*o.layout) : 0,
+                      " and transport=", static_cast<int>(o.transport),
+                      "; valid: a finite scale, max_ctas of 0 and more, and the named layouts and transports");
+  }
+}
+}  // namespace detail
+
 /// Plans attention over a cp group of `cp` ranks.
-/// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens); mesh_error M07 (dense zigzag).
+/// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens), A19 (options), T01 (dtype); mesh_error M07 (dense
+/// zigzag).
 inline Plan plan(int cp, Shape shape, Options options = {}) {
   if (shape.kv_heads < 1 || shape.q_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
     fail<shape_error>("pleat[A01]: kv_heads=", shape.kv_heads, " must divide q_heads=", shape.q_heads,
                       "; valid kv_heads: ", Divisors{shape.q_heads});
   }
-  if (cp < 1 || shape.batch < 0 || shape.tokens < 0 || shape.qk_dim < 1 || shape.v_dim < 1 || shape.latent_dim < 0) {
+  if (cp < 1 || cp > most_ring_ranks || shape.batch < 0 || shape.tokens < 0 || shape.qk_dim < 1 || shape.v_dim < 1 ||
+      shape.latent_dim < 0) {
     fail<shape_error>("pleat[A02]: cp=", cp, ", qk_dim=", shape.qk_dim, " and v_dim=", shape.v_dim,
-                      " must be at least 1, batch=", shape.batch, ", tokens=", shape.tokens,
-                      " and latent_dim=", shape.latent_dim, " at least 0");
+                      " must be at least 1, cp at most ", most_ring_ranks, ", batch=", shape.batch,
+                      ", tokens=", shape.tokens, " and latent_dim=", shape.latent_dim, " at least 0");
   }
   const double row_elems = std::max(static_cast<double>(shape.q_heads) * std::max(shape.qk_dim, shape.v_dim),
                                     static_cast<double>(shape.latent_dim));
@@ -109,6 +133,7 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
                       " qk_dim=", shape.qk_dim, " v_dim=", shape.v_dim, " latent_dim=", shape.latent_dim,
                       ": the product of batch, tokens, heads and a head's dim must not pass 2^56, nor the latents'");
   }
+  detail::check_choices(shape.dtype, options);
   Plan p;
   p.cp = cp;
   p.causal = options.causal;
@@ -116,6 +141,7 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
   p.transport = options.transport;
   p.deterministic = options.deterministic;
   p.max_ctas = options.max_ctas;
+  p.compares_documents = options.compares_documents;
   const bool dense = shape.cu_seqlens.empty();
   if (dense) shape.cu_seqlens = {0, shape.tokens};
   check_documents(shape.cu_seqlens, shape.tokens);
@@ -215,6 +241,26 @@ inline BackwardScratch take_backward_scratch(Carver& memory, const Plan& p) {
   return scratch;
 }
 
+/// What the ranks of a ring must have planned alike. `max_ctas` and `deterministic` are each rank's own choice.
+inline auto agreement_of(const Plan& p) {
+  const Shape& s = p.shape;
+  return std::array{PlanField{"tokens", s.tokens},
+                    PlanField{"batch", s.batch},
+                    PlanField{"q_heads", s.q_heads},
+                    PlanField{"kv_heads", s.kv_heads},
+                    PlanField{"qk_dim", s.qk_dim},
+                    PlanField{"v_dim", s.v_dim},
+                    PlanField{"latent_dim", s.latent_dim},
+                    PlanField{"dtype", s.dtype},
+                    PlanField{"causal", p.causal},
+                    PlanField{"scale", p.scale},
+                    PlanField{"transport", p.transport},
+                    PlanField{"layout", p.layout},
+                    PlanField{"compares_documents", p.compares_documents},
+                    PlanField{"documents", s.cu_seqlens.size() - 1},
+                    PlanField{"hash of documents and split", p.work.hash()}};
+}
+
 inline std::byte* take_saved(Carver& memory, const Plan& p) {
   return take_rows(memory, p, p.shape.q_heads, 1, accumulator_of(p));
 }
@@ -227,7 +273,7 @@ inline Footprint Plan::footprint() const {
   detail::take_forward_scratch(forward, *this);
   detail::take_backward_scratch(backward, *this);
   detail::take_saved(saved, *this);
-  bytes.scratch = std::max(forward.used_bytes(), backward.used_bytes());
+  bytes.scratch = std::max({forward.used_bytes(), backward.used_bytes(), agreement_bytes(cp)});
   (transport == Transport::peer ? bytes.symmetric : bytes.scratch) += slots.used_bytes();
   if (transport == Transport::peer && cp > 1) bytes.channels = detail::Slots::channels;
   bytes.saved = saved.used_bytes();

@@ -93,8 +93,8 @@ class RingSide {
         closed_(executor.make_event()) {}
 
   int cp() const { return plan_->cp; }
-  int next() const { return (rank_ + 1) % cp(); }
-  int previous() const { return (rank_ + cp() - 1) % cp(); }
+  int next() const { return cyclic(rank_, 1, cp()); }
+  int previous() const { return cyclic(rank_, -1, cp()); }
   int owner(int step) const { return work_->owner(rank_, step % cp()); }
   /// Slots alternate: what a step needs may arrive while the step before it is computed.
   static constexpr int slot_of(int step) { return step % Slots::count; }

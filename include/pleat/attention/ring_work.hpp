@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <pleat/attention/local_kernel.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/executor.hpp>
 
@@ -15,7 +16,7 @@ class Work {
  public:
   Work() = default;
   Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal)
-      : cp_(static_cast<int>(spans.size())) {
+      : cp_(static_cast<int>(spans.size())), hash_(hash_of(spans, cu_seqlens)) {
     lists_.reserve(spans.size() * (spans.size() + 2));
     for (int rank = 0; rank < cp_; ++rank) {
       std::size_t placed = 0;
@@ -45,10 +46,12 @@ class Work {
   }
 
   int ranks() const { return cp_; }
+  /// Of the split and the documents: ranks that work together have the same.
+  const PlanHash& hash() const { return hash_; }
   /// Whose block rank `rank` meets at `step`.
-  int owner(int rank, int step) const { return (rank - step + cp_) % cp_; }
+  int owner(int rank, int step) const { return cyclic(rank, -step, cp_); }
   /// Who meets the block of `rank` at `step`.
-  int reader(int rank, int step) const { return (rank + step) % cp_; }
+  int reader(int rank, int step) const { return cyclic(rank, step, cp_); }
 
   /// What `rank` computes at `step`: one part per run of keys that it reads. Its own block, step 0, is one part.
   std::span<const BlockWork> parts(int rank, int step) const { return list(rank, step).parts; }
@@ -87,6 +90,14 @@ class Work {
     std::size_t rectangles_before;  // of the same rank, in the lists before
   };
 
+  static PlanHash hash_of(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens) {
+    PlanHash hash;
+    for (const TokenSpans& rank : spans) {
+      for (const TokenSpan& span : rank) hash.add(span.begin).add(span.end);
+      hash.add(rank.tokens());
+    }
+    return hash.add_all(cu_seqlens);
+  }
   int lists() const { return cp_ + 1; }  // of one rank: its steps, and the halves of its own block
   const List& list(int rank, int list) const {
     return lists_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(lists()) + static_cast<std::size_t>(list)];
@@ -96,6 +107,7 @@ class Work {
   }
 
   int cp_ = 0;
+  PlanHash hash_;
   std::size_t most_rectangles_ = 0;  // of a rank
   std::vector<List> lists_;          // [rank][list]
   std::vector<Runs> summed_;         // [rank][step]

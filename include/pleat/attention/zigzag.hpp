@@ -77,8 +77,8 @@ class TokenSpans {
   int count_ = 0;
 };
 
-/// Piece `index` of `tokens` tokens cut into `pieces` contiguous pieces of nearly equal size.
-constexpr TokenSpan piece_of(std::int64_t tokens, int pieces, int index) {
+/// Piece `index` of `tokens` tokens cut into `pieces` contiguous pieces of nearly equal size, up to 2^31 of them.
+constexpr TokenSpan piece_of(std::int64_t tokens, std::int64_t pieces, std::int64_t index) {
   // tokens * i / pieces, without the product
   const auto cut = [&](std::int64_t i) { return tokens / pieces * i + tokens % pieces * i / pieces; };
   return {cut(index), cut(index + 1)};
@@ -90,7 +90,8 @@ constexpr TokenSpan piece_of(std::int64_t tokens, int pieces, int index) {
 /// source: github.com/zhuzilin/ring-flash-attention (the split)
 constexpr TokenSpans zigzag_spans(std::int64_t tokens, int cp, int rank) {
   if (cp == 1) return TokenSpans({0, tokens});
-  return {piece_of(tokens, 2 * cp, rank), piece_of(tokens, 2 * cp, 2 * cp - 1 - rank)};
+  const std::int64_t chunks = 2 * std::int64_t{cp};
+  return {piece_of(tokens, chunks, rank), piece_of(tokens, chunks, chunks - 1 - rank)};
 }
 
 /// The tokens of rank `rank` in the plain split, for attention without a causal mask: piece `rank` of `cp`.

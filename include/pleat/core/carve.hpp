@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 #include <pleat/core/block.hpp>
 #include <pleat/core/error.hpp>
@@ -14,7 +16,7 @@ namespace pleat::inline v0 {
 ///     struct Buffers { float* rows; int* ids; };
 ///     Buffers carve(Carver& memory, const Plan& p) { return {memory.take<float>(p.rows), memory.take<int>(p.rows)}; }
 ///
-/// Errors: shape_error T02 when the block is too small.
+/// Errors: shape_error T02 when the block is too small, or its address no multiple of `alignment_bytes`.
 class Carver {
  public:
   /// Offsets of all arrays are multiples of this; a block must be aligned to it.
@@ -23,7 +25,14 @@ class Carver {
   /// Measures: hands out null pointers and counts.
   constexpr Carver() = default;
   /// Hands out the block.
-  explicit constexpr Carver(Block block) : block_(block), measures_(false) {}
+  explicit constexpr Carver(Block block) : block_(block), measures_(false) {
+    if (std::is_constant_evaluated()) return;
+    const auto past = reinterpret_cast<std::uintptr_t>(block.data) % alignment_bytes;
+    if (past != 0) {
+      fail<shape_error>("pleat[T02]: a block of ", block.size_bytes, " bytes begins ", past,
+                        " bytes past a multiple of ", alignment_bytes, "; its address must be one");
+    }
+  }
 
   template <class T>
   constexpr T* take(std::size_t elems) {

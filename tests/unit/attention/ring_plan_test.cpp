@@ -38,6 +38,7 @@ TEST_CASE("A02: extents that cannot be") {
   wrong.v_dim = 0;
   expect_error<shape_error>("pleat[A02]: cp=2, qk_dim=192 and v_dim=0", [&] { ring::plan(2, wrong); });
   expect_error<shape_error>("pleat[A02]: cp=0", [&] { ring::plan(0, shape(16)); });
+  expect_error<shape_error>("pleat[A02]: cp=1073741824, ", [&] { ring::plan(1 << 30, shape(16)); });
   const std::int64_t huge = std::int64_t{1} << 62;
   for (const ring::Shape& large : {shape(huge), shape(huge, {0, huge})}) {
     for (const std::int64_t batch : {std::int64_t{0}, std::int64_t{2}, huge}) {
@@ -46,6 +47,23 @@ TEST_CASE("A02: extents that cannot be") {
       const std::string text = "pleat[A02]: batch=" + std::to_string(batch) + " tokens=4611686018427387904 q_heads=8";
       expect_error<shape_error>(text, [&] { ring::plan(4, too_large); });
     }
+  }
+}
+
+TEST_CASE("A19, T01: options and dtypes that cannot be") {
+  const auto expect = [&](const std::string& text, const ring::Options& options) {
+    expect_error<shape_error>(text, [&] { ring::plan(2, shape(16), options); });
+  };
+  expect("pleat[A19]: a ring with scale=nan", {.scale = std::nan("")});
+  expect("pleat[A19]: a ring with scale=inf", {.scale = std::numeric_limits<double>::infinity()});
+  expect("pleat[A19]: a ring with scale=1, max_ctas=-1", {.max_ctas = -1});
+  expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=9", {.layout = static_cast<ring::Layout>(9)});
+  expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=0 and transport=7",
+         {.transport = static_cast<Transport>(7)});
+  for (const DType dtype : {DType::i32, DType::u8, static_cast<DType>(77)}) {
+    ring::Shape wrong = shape(16);
+    wrong.dtype = dtype;
+    expect_error<shape_error>("pleat[T01]: dtype", [&] { ring::plan(2, wrong); });
   }
 }
 

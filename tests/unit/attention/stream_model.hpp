@@ -182,6 +182,12 @@ struct ModelExecutor {
   }
 };
 
+/// What is copied when plans are compared lies in the memory of a host thread, which the model has one of for all
+/// ranks.
+struct UntrackedExecutor : ModelExecutor {
+  void copy(void*, const void*, std::size_t, ModelStream s) const { s.add(); }
+};
+
 class ModelPeers {
  public:
   using device_type = ModelDevice;
@@ -206,7 +212,7 @@ struct ModelArena {
   ModelPeers open(const Group&, std::size_t, int) { return ModelPeers(rank, bases); }
 };
 
-/// Point-to-point batches; the ring uses nothing else.
+/// Point-to-point batches; the ring uses nothing else once it is bound.
 class ModelComm {
  public:
   using device_type = ModelDevice;
@@ -245,7 +251,7 @@ namespace pleat::inline v0 {
 
 template <>
 struct detail::ExecutorFor<stream_model::ModelDevice> {
-  using type = stream_model::ModelExecutor;
+  using type = stream_model::UntrackedExecutor;
 };
 
 template <>
