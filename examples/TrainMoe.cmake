@@ -34,6 +34,15 @@ foreach(mesh IN ITEMS pp1-dp8-cp4-ep8 pp1-dp2-cp4-ep2 pp1-dp4-cp2-ep8 pp1-dp2-cp
   endforeach()
 endforeach()
 
+# Pipelines, and what a model may have besides.
+set(pipeline --steps 2 --seq 64 --layers 4 --hidden 32 --experts 4 --batch 8 --micro-batch 1 --check)
+set(latents --lora 12 --nope-dim 8 --rope-dim 4 --value-dim 6 --heads 4 --kv-heads 4 --shared 2 --dense-layers 1)
+pleat_add_run(train_moe_1f1b TEXT "check: loss" COMMAND train_moe --mesh pp4-dp1-cp2-ep2 --schedule 1f1b --ragged ${pipeline})
+pleat_add_run(train_moe_zbv TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp4-ep2 --schedule zbv --packed
+              ${pipeline} ${latents})
+pleat_add_run(train_moe_dualpipev TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp2-ep4 --schedule dualpipev --packed
+              --ragged --optimizer muon ${pipeline} ${latents})
+
 pleat_add_run(train_moe_f32 TEXT "check: loss" COMMAND train_moe --mesh pp1-dp4-cp2-ep8 ${small} --dtype f32 --check)
 pleat_add_run(train_moe_names_the_failed_rank EXIT 1 TEXT "rank 5" COMMAND train_moe --mesh pp1-dp4-cp2-ep8 ${small}
               --fail-rank 5 --fail-step 2)

@@ -76,12 +76,16 @@ Options Reference::options_of(const Options& mesh_options) {
   Options o = mesh_options;
   o.micro_batch = mesh_options.micro_batch * mesh_options.mesh.dp;
   o.mesh = {};
+  o.schedule.reset();
+  o.capacity = 0;
+  o.perturb = false;
   o.dtype = pleat::DType::f64;
   return o;
 }
 
 Reference::Reference(const Options& mesh_options, const Text& text, RoutingRecord& record)
     : mesh_dtype_(mesh_options.dtype),
+      batch_(mesh_options.batch),
       follower_(mesh_options, record, mesh_options.dtype == pleat::DType::f64 ? 0 : 1e-5),
       comms_({}, self_),
       trainer_(groups_of(comms_), options_of(mesh_options), text, &follower_) {}
@@ -96,7 +100,8 @@ void Reference::compare_step(int step, const Book& parameters, const Book& gradi
     std::copy_n(page.begin(), elems, values.begin() + first);
     if (first + elems == all) own.load(unit, param, values.data());
   });
-  differences_.compare(mesh, trainer_.compute_gradients(step));
+  trainer_.resume({.step = step, .position = static_cast<std::int64_t>(step) * batch_, .applied = 0, .skipped = 0});
+  differences_.compare(mesh, trainer_.compute_gradients());
   Book reference;
   write_gradients(trainer_, reference);
   double squares = 0;

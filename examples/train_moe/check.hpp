@@ -86,7 +86,6 @@ class RoutingRecord final : public RoutingWatch {
         tokens_(static_cast<std::int64_t>(o.batch) / micro_batches * o.sequence),
         ids_(static_cast<std::size_t>(micro_batches * layers_ * tokens_ * top_k_)) {}
 
-  const std::int32_t* decide(int, const MicroBatch&, const pleat::TensorRef&) override { return nullptr; }
   void observe(int layer, const MicroBatch& batch, const std::int32_t* ids) override {
     for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
       std::copy_n(ids + t * static_cast<std::size_t>(top_k_), top_k_, at(layer, batch, t));
@@ -116,9 +115,10 @@ class RoutingFollower final : public RoutingWatch {
         router_(pleat::moe::bind(
             pleat::moe::plan(
                 pleat::moe::RouterShape{.experts = model_.experts, .k = model_.top_k, .dtype = pleat::DType::f64},
-                pleat::moe::RouterOptions{}),
+                pleat::moe::RouterOptions{.renormalize = o.model.renormalize, .force_balance = o.force_balance}),
             pleat::HostExecutor{})) {}
 
+  bool decides() const override { return true; }
   const std::int32_t* decide(int layer, const MicroBatch& batch, const pleat::TensorRef& logits) override;
   void observe(int, const MicroBatch&, const std::int32_t*) override {}
   std::int64_t ties() const { return ties_; }
@@ -167,6 +167,7 @@ class Reference {
   static Options options_of(const Options& mesh_options);
 
   pleat::DType mesh_dtype_;
+  int batch_;
   pleat::ThreadComm self_ = pleat::single_rank();
   RoutingFollower follower_;
   pleat::MeshComms<pleat::FoldedMesh<1, 1, 1, 1>, pleat::ThreadComm> comms_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <pleat/attention/zigzag.hpp>
+#include <pleat/moe/step_tokens.hpp>
 
 #include "options.hpp"
 
@@ -30,59 +31,59 @@ class Text {
   std::int64_t sequences_ = 0;
 };
 
-/// What one rank reads in one micro-batch: its own tokens of every sequence, in the zigzag's local order.
+/// What one rank reads in one micro-batch, in its local order: the zigzag's of every sequence, or of the one stream
+/// that packed sequences make one after the other.
 struct MicroBatch {
-  int accumulation = 0;                 // which micro-batch of the step
-  std::vector<std::int32_t> tokens;     // [sequences, local]
-  std::vector<std::int32_t> labels;     // [sequences, local]
-  std::vector<std::int32_t> positions;  // [sequences, local], in the sequence
-  std::vector<std::int64_t> global;     // [sequences, local], number of the token in the micro-batch of all ranks
+  int accumulation = 0;                  // which micro-batch of the step
+  int length = 0;                        // which of the lengths there are
+  std::vector<std::int32_t> tokens;      // [streams, local]
+  std::vector<std::int32_t> labels;      // [streams, local]; -1: no target
+  std::vector<std::int32_t> positions;   // [streams, local], in the document
+  std::vector<std::int64_t> global;      // [streams, local], number of the token in the micro-batch of all ranks
+  std::vector<std::int64_t> cu_seqlens;  // boundaries of the documents of a stream
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(tokens.size()); }
 };
 
-/// Row k of a step's local batch is sample step * batch + dp_rank * micro + acc * (micro * dp) + off, (acc, off) =
-/// divmod(k, micro): dp alone decides what a rank reads. Labels are the stream shifted by one, read from the text, so
-/// that the borders of chunks lose nothing.
+/// Row k of a step's local batch is sample first + acc * (micro * dp) + dp_rank * micro + off, (acc, off) = divmod(k,
+/// micro): dp alone decides what a rank reads. Labels are the stream shifted by one, read from the text, so that the
+/// borders of chunks lose nothing. Lengths and documents depend on the samples' numbers alone.
 class DataMap {
  public:
-  DataMap(const Text& text, const Options& options, int dp, int dp_rank, int cp, int cp_rank)
-      : text_(&text),
-        sequence_(options.sequence),
-        batch_(options.batch),
-        micro_batch_(options.batch / options.micro_batches() / dp),
-        dp_(dp),
-        dp_rank_(dp_rank) {
-    const pleat::TokenSpans mine = pleat::zigzag_spans(sequence_, cp, cp_rank);
-    for (std::int64_t i = 0; i < mine.tokens(); ++i) positions_.push_back(static_cast<std::int32_t>(mine.position(i)));
-  }
+  DataMap(const Text& text, const Options& options, int dp, int dp_rank, int cp, int cp_rank);
 
+  /// Lengths of sequences that micro-batches may have, descending.
+  const std::vector<std::int64_t>& lengths() const { return lengths_; }
+  /// Sequences of a micro-batch, and the streams that attention sees of them.
   int sequences() const { return micro_batch_; }
-  std::int64_t local_tokens() const { return static_cast<std::int64_t>(positions_.size()); }
-
-  MicroBatch micro_batch(int step, int accumulation) const {
-    MicroBatch out;
-    out.accumulation = accumulation;
-    for (int off = 0; off < micro_batch_; ++off) {
-      const std::int64_t in_micro = static_cast<std::int64_t>(dp_rank_) * micro_batch_ + off;
-      const std::int64_t sample = static_cast<std::int64_t>(step) * batch_ +
-                                  static_cast<std::int64_t>(accumulation) * micro_batch_ * dp_ + in_micro;
-      for (const std::int32_t p : positions_) {
-        out.tokens.push_back(text_->at(sample, p));
-        out.labels.push_back(text_->at(sample, p + 1));
-        out.positions.push_back(p);
-        out.global.push_back(in_micro * sequence_ + p);
-      }
-    }
-    return out;
+  int streams() const { return packed_ ? 1 : micro_batch_; }
+  std::int64_t stream_tokens(int length) const {
+    return lengths_[static_cast<std::size_t>(length)] * (micro_batch_ / streams());
   }
+  /// This rank's tokens of a stream.
+  std::int64_t local_tokens(int length) const { return local(stream_tokens(length)).tokens(); }
+  /// The most documents that a stream holds.
+  std::int64_t most_documents() const { return packed_ ? micro_batch_ * documents_per_sequence : 1; }
+
+  /// Micro-batch `accumulation` of the step that begins with sample `first`.
+  MicroBatch micro_batch(std::int64_t first, int accumulation) const;
+  /// Of the step on all ranks.
+  pleat::moe::StepTokens step_tokens(std::int64_t first) const;
 
  private:
+  static constexpr std::int64_t documents_per_sequence = 16;
+
+  int length_of(std::int64_t first, int accumulation) const;
+  /// Where the documents of a sample of `length` tokens end, ascending.
+  std::vector<std::int64_t> documents(std::int64_t sample, std::int64_t length) const;
+  pleat::TokenSpans local(std::int64_t tokens) const { return pleat::zigzag_spans(tokens, cp_, cp_rank_); }
+
   const Text* text_;
-  std::int64_t sequence_;
-  int batch_;
+  std::vector<std::int64_t> lengths_;
+  bool packed_;
+  int micro_batches_;
   int micro_batch_;
-  int dp_;
-  int dp_rank_;
-  std::vector<std::int32_t> positions_;
+  int dp_, dp_rank_, cp_, cp_rank_;
 };
 
 }  // namespace train_moe

@@ -1,4 +1,4 @@
-// The expert half of a layer: route, dispatch, experts, combine, and the load-balance loss.
+// The experts of a layer: route, dispatch, experts, combine, and the load-balance loss.
 #pragma once
 
 #include <memory>
@@ -8,20 +8,22 @@
 #include <pleat/fsdp.hpp>
 #include <pleat/moe.hpp>
 
-#include "data.hpp"
-#include "ops.hpp"
-#include "options.hpp"
+#include "lane.hpp"
 #include "units.hpp"
 
 namespace train_moe {
 
 /// Sees which experts the tokens of a layer take, and may decide it: how a reference follows a mesh's choice at ties.
+/// All arrays are on the host.
 class RoutingWatch {
  public:
   virtual ~RoutingWatch() = default;
-  /// The experts [tokens, top_k] that the tokens shall take, or null for the router's own choice.
-  /// `logits` [tokens, experts] are of the model's accumulator.
-  virtual const std::int32_t* decide(int layer, const MicroBatch& batch, const pleat::TensorRef& logits) = 0;
+  /// Whether it decides; asked once.
+  virtual bool decides() const { return false; }
+  /// The experts [tokens, top_k] that the tokens shall take. `logits` [tokens, experts] are of the model's accumulator.
+  virtual const std::int32_t* decide(int /*layer*/, const MicroBatch&, const pleat::TensorRef& /*logits*/) {
+    return nullptr;
+  }
   /// The experts [tokens, top_k] that they took.
   virtual void observe(int layer, const MicroBatch& batch, const std::int32_t* ids) = 0;
 };
@@ -33,25 +35,25 @@ class ExpertBlock {
   using Comm = typename Backend::Comm;
   using Arena = typename Backend::Arena;
   using Executor = typename Backend::Executor;
-  using Streams = pleat::Streams<typename Comm::stream_type>;
   using Gradient = pleat::fsdp::GradientView<Executor>;
   using Layer = pleat::moe::Layer<Executor, Comm, Arena>;
   using Balance = pleat::moe::LoadBalance<Executor, Comm>;
 
   struct Plan {
     ModelShape model;
-    std::int64_t sequences = 0;  // of a micro-batch on this rank
-    std::int64_t tokens = 0;
-    LoadBalance balance{};
+    std::int64_t sequences = 0;  // of a micro-batch on this rank, as the load-balance loss counts them
+    int balanced_layers = 0;     // whose loss this block adds; 0 without one
     pleat::moe::LayerPlan layer;
     pleat::moe::LoadBalancePlan losses;  // of each layer
 
     pleat::Footprint footprint() const {
       pleat::Footprint need = max_scratch(layer.footprint(), losses.footprint());
+      need.saved = 0;
       need.persistent =
-          layer.footprint().persistent + static_cast<std::size_t>(model.layers) * losses.footprint().persistent;
+          layer.footprint().persistent + static_cast<std::size_t>(balanced_layers) * losses.footprint().persistent;
       return need;
     }
+    bool has_balance() const { return losses.options.alpha > 0; }
   };
 
   /// What a layer keeps of a micro-batch for its backward.
@@ -60,29 +62,35 @@ class ExpertBlock {
     A* dprobs = nullptr;  // [balance rows, experts], of the load-balance loss
   };
 
-  static Plan plan(const Options& o, std::int64_t sequences, std::int64_t tokens, int ep, int balance_ranks) {
+  /// `tokens`: the most of a micro-batch on any rank of the ep group. `layers`: those whose forward passes this block
+  /// runs.
+  static Plan plan(const Options& o, std::int64_t sequences, std::int64_t tokens, int ep, int balance_ranks,
+                   int layers) {
+    using namespace pleat::moe;
     const ModelShape& m = o.model;
-    const auto scope = o.balance == LoadBalance::sequence      ? pleat::moe::BalanceScope::sequence
-                       : o.balance == LoadBalance::micro_batch ? pleat::moe::BalanceScope::micro_batch
-                                                               : pleat::moe::BalanceScope::global_batch;
-    return {m,
-            sequences,
-            tokens,
-            o.balance,
-            pleat::moe::plan(
-                ep,
-                pleat::moe::LayerShape{.max_tokens = tokens,
-                                       .hidden = m.hidden,
-                                       .inner = m.inner,
-                                       .experts = m.experts,
-                                       .k = m.top_k,
-                                       .dtype = pleat::dtype_of<T>},
-                pleat::moe::LayerOptions{.router = {}, .dispatch = {.transport = o.transport, .row_alignment = 1}}),
-            pleat::moe::plan(
-                balance_ranks,
-                pleat::moe::LoadBalanceShape{
-                    .experts = m.experts, .k = m.top_k, .dtype = pleat::dtype_of<A>, .max_sequences = sequences},
-                {.alpha = o.balance_alpha, .scope = scope})};
+    LayerOptions options;
+    options.router.renormalize = m.renormalize;
+    options.router.force_balance = o.force_balance;
+    options.dispatch.transport = o.transport;
+    options.dispatch.row_alignment = Backend::row_alignment;
+    const LayerShape shape{.max_tokens = std::max<std::int64_t>(tokens, 1),
+                           .hidden = m.hidden,
+                           .inner = m.inner,
+                           .experts = m.experts,
+                           .k = m.top_k,
+                           .dtype = pleat::dtype_of<T>};
+    if (o.capacity > 0) {
+      const std::int64_t worst = pleat::moe::plan(ep, shape, options).dispatch.worst_rows();
+      const auto room = static_cast<std::int64_t>(o.capacity * static_cast<double>(shape.max_tokens * m.top_k)) + 1;
+      options.dispatch.overflow = Overflow::error;
+      options.dispatch.max_rows = std::min(room, worst);
+    }
+    const LoadBalanceShape counted{
+        .experts = m.experts, .k = m.top_k, .dtype = pleat::dtype_of<A>, .max_sequences = sequences};
+    const LoadBalanceOptions losses{.alpha = o.balance ? o.balance_alpha : 0,
+                                    .scope = o.balance.value_or(BalanceScope::micro_batch)};
+    return {m, sequences, o.balance ? layers : 0, pleat::moe::plan(ep, shape, options),
+            pleat::moe::plan(balance_ranks, counted, losses)};
   }
 
   static Activations carve_activations(pleat::Carver& memory, const Plan& p) {
@@ -93,9 +101,12 @@ class ExpertBlock {
     a.dprobs = memory.take<A>(static_cast<std::size_t>(p.losses.rows(p.sequences) * p.model.experts));
     return a;
   }
+  /// What the first half of backward leaves for the second.
+  using Deferred = pleat::moe::LayerPlan::Deferred;
 
   /// `counted_over`: the ranks whose tokens the load-balance loss counts together.
-  ExpertBlock(Plan p, pleat::GroupComm<Comm> ep, pleat::GroupComm<Comm> counted_over, pleat::Memory<Arena> memory)
+  ExpertBlock(Plan p, const pleat::GroupComm<Comm>& ep, const pleat::GroupComm<Comm>& counted_over,
+              const pleat::Memory<Arena>& memory, typename Backend::Stream s)
       : plan_(std::move(p)) {
     pleat::Carver persistent(memory.persistent);
     const auto own = [&](std::size_t bytes) {
@@ -103,8 +114,8 @@ class ExpertBlock {
       part.persistent = {persistent.take_bytes(bytes), bytes};
       return part;
     };
-    layer_.emplace(pleat::moe::bind(plan_.layer, Executor{}, ep, own(plan_.layer.footprint().persistent)));
-    for (int i = 0; i < plan_.model.layers; ++i) {
+    layer_.emplace(pleat::moe::bind(plan_.layer, Executor{}, ep, own(plan_.layer.footprint().persistent), s));
+    for (int i = 0; i < plan_.balanced_layers; ++i) {
       balances_.push_back(
           pleat::moe::bind(plan_.losses, Executor{}, counted_over, own(plan_.losses.footprint().persistent)));
     }
@@ -112,43 +123,44 @@ class ExpertBlock {
 
   const Plan& plan() const { return plan_; }
 
-  /// out [tokens, hidden] = middle + experts(expert_in). `watch` may be null. `*balance` += this rank's part of the
-  /// layer's load-balance loss.
-  void forward(Streams streams, int layer, const MicroBatch& batch, const pleat::moe::StepTokens& step_tokens,
-               const pleat::fsdp::UnitView& w, const T* middle, T* expert_in, A* logits, Activations& a, T* out,
-               double* balance, RoutingWatch* watch) {
-    const pleat::TensorRef scores = matrix(logits, plan_.model.experts);
-    const std::int32_t* ids = watch == nullptr ? nullptr : watch->decide(layer, batch, scores);
+  /// out [rows, hidden] = experts(x), overwritten. `ids` [rows, top_k] decide, where they are given. *balance += this
+  /// rank's part of the load-balance loss of `layer`, one of the block's.
+  void forward(const Lane<Backend>& lane, int layer, std::int64_t rows, const pleat::moe::StepTokens* step_tokens,
+               const pleat::fsdp::UnitView& w, T* x, A* logits, std::int32_t* ids, Activations& a, T* out,
+               double* balance) {
     typename Layer::Choice choice;
-    if (ids != nullptr) choice.ids = matrix(const_cast<std::int32_t*>(ids), plan_.model.top_k);
-    layer_->forward(streams, matrix(expert_in, plan_.model.hidden), scores, weights(w), *a.saved,
-                    matrix(out, plan_.model.hidden), choice);
-    if (watch != nullptr) watch->observe(layer, batch, a.saved->ids.template as<std::int32_t>());
-    if (plan_.balance != LoadBalance::none) {
-      balances_[static_cast<std::size_t>(layer)].forward(streams, a.saved->ids, a.saved->probs, plan_.sequences,
-                                                         &step_tokens, dprobs(a), Backend::tensor(balance, {1}));
-    }
-    ops<typename Backend::Device>::add(out, middle, plan_.tokens * plan_.model.hidden, streams.compute);
+    if (ids != nullptr) choice.ids = matrix(ids, rows, plan_.model.top_k);
+    layer_->forward(lane.streams, matrix(x, rows, plan_.model.hidden), matrix(logits, rows, plan_.model.experts),
+                    weights(w), *a.saved, matrix(out, rows, plan_.model.hidden), choice);
+    if (plan_.balanced_layers == 0) return;
+    balances_[static_cast<std::size_t>(layer)].forward(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences,
+                                                       step_tokens, dprobs(a), tensor_of<Backend>(balance, {1}));
   }
 
-  /// `d` [tokens, hidden]: the gradient of `out`, which also passes on to `middle` unchanged. Writes the gradients of
-  /// the experts' input, of the logits, and of the experts' parameters.
-  void backward(Streams streams, const T* d, const pleat::fsdp::UnitView& w, Gradient& gradient, A* logits,
-                Activations& a, T* dexpert_in, A* dlogits) {
-    namespace param = expert_param;
-    const auto gate = gradient.write(param::gate);
-    const auto up = gradient.write(param::up);
-    const auto down = gradient.write(param::down);
-    const pleat::TensorRef none;
-    layer_->backward(streams, matrix(const_cast<T*>(d), plan_.model.hidden), matrix(logits, plan_.model.experts),
-                     weights(w), plan_.balance == LoadBalance::none ? none : dprobs(a), *a.saved,
-                     matrix(dexpert_in, plan_.model.hidden), matrix(dlogits, plan_.model.experts),
-                     {gate.tensor, up.tensor, down.tensor}, gate.accumulate);
+  /// d [rows, hidden] of the output -> dx [rows, hidden] and dlogits [rows, experts], overwritten, and the gradients of
+  /// the experts' parameters.
+  void backward(const Lane<Backend>& lane, std::int64_t rows, const T* d, const pleat::fsdp::UnitView& w,
+                Gradient& gradient, A* logits, Activations& a, T* dx, A* dlogits) {
+    const auto [dweights, add] = targets(gradient);
+    layer_->backward(lane.streams, matrix(const_cast<T*>(d), rows, plan_.model.hidden),
+                     matrix(logits, rows, plan_.model.experts), weights(w), dprobs_or_none(a), *a.saved,
+                     matrix(dx, rows, plan_.model.hidden), matrix(dlogits, rows, plan_.model.experts), dweights, add);
+  }
+  /// The same in two halves.
+  void input_backward(const Lane<Backend>& lane, std::int64_t rows, const T* d, const pleat::fsdp::UnitView& w,
+                      A* logits, Activations& a, const Deferred& deferred, T* dx, A* dlogits) {
+    layer_->input_backward(lane.streams, matrix(const_cast<T*>(d), rows, plan_.model.hidden),
+                           matrix(logits, rows, plan_.model.experts), weights(w), dprobs_or_none(a), *a.saved, deferred,
+                           matrix(dx, rows, plan_.model.hidden), matrix(dlogits, rows, plan_.model.experts));
+  }
+  void weight_backward(const Lane<Backend>& lane, Gradient& gradient, Activations& a, const Deferred& deferred) {
+    const auto [dweights, add] = targets(gradient);
+    layer_->weight_backward(lane.streams, *a.saved, deferred, dweights, add);
   }
 
   /// See moe::Layer: what the step's reduction reads, and the error of a rank that failed.
   std::vector<const std::int64_t*> status_words() const { return layer_->status_words(); }
-  void check(Streams streams) const { layer_->check(streams); }
+  void check(const Lane<Backend>& lane) const { layer_->check(lane.streams); }
 
   /// Ends a step: starts the counts of the loss anew.
   void end_step() {
@@ -156,15 +168,28 @@ class ExpertBlock {
   }
 
  private:
+  struct Targets {
+    pleat::moe::ExpertMatrices matrices;
+    bool add;
+  };
+  static Targets targets(Gradient& gradient) {
+    const auto gate = gradient.write(mlp_param::gate);
+    const auto up = gradient.write(mlp_param::up);
+    const auto down = gradient.write(mlp_param::down);
+    return {{gate.tensor, up.tensor, down.tensor}, gate.accumulate};
+  }
   template <class Element>
-  pleat::TensorRef matrix(Element* data, std::int64_t columns) const {
-    return Backend::tensor(data, {plan_.tokens, columns});
+  static pleat::TensorRef matrix(Element* data, std::int64_t rows, std::int64_t columns) {
+    return tensor_of<Backend>(data, {rows, columns});
   }
   pleat::TensorRef dprobs(const Activations& a) const {
-    return Backend::tensor(a.dprobs, {plan_.losses.rows(plan_.sequences), plan_.model.experts});
+    return tensor_of<Backend>(a.dprobs, {plan_.losses.rows(plan_.sequences), plan_.model.experts});
+  }
+  pleat::TensorRef dprobs_or_none(const Activations& a) const {
+    return plan_.has_balance() ? dprobs(a) : pleat::TensorRef{};
   }
   static pleat::moe::ExpertMatrices weights(const pleat::fsdp::UnitView& w) {
-    return {w[expert_param::gate], w[expert_param::up], w[expert_param::down]};
+    return {w[mlp_param::gate], w[mlp_param::up], w[mlp_param::down]};
   }
 
   Plan plan_;

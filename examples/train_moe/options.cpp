@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <pleat/mesh/text.hpp>
+#include <pleat/pipeline/generate.hpp>
 
 namespace train_moe {
 namespace {
@@ -24,6 +25,8 @@ constexpr int most_sequences = 1 << 20;
 constexpr int most_sequence = 1 << 20;
 constexpr long long most_step_tokens = 1LL << 30;
 constexpr int most_prefetch = 4096;
+constexpr int most_vocabulary = 1 << 20;
+constexpr int least_vocabulary = 256;  // bytes
 constexpr int most_int = std::numeric_limits<int>::max();
 
 /// The numbers that a flag takes.
@@ -103,6 +106,8 @@ std::vector<Flag> flags_of(Options& o) {
   return {
       {"--mesh", "MESH", "ranks, as pp1-dp8-cp4-ep8 or with replicas pp1-dp4-cp4-ep4-r2 (default pp1-dp1-cp1-ep1)",
        [&](const std::string& v) { o.mesh = pleat::parse_mesh(v); }},
+      {"--preset", "NAME", "the sizes of qwen3-30b-a3b or deepseek-v2-lite, which other flags change",
+       [](const std::string&) {}},
       {"--text", "FILE", "the text to train on, read as bytes (default: the project's LICENSE)",
        [&](const std::string& v) { o.text = v; }},
       number(o.steps, "--steps", "optimizer steps", up_to(most_int)),
@@ -118,10 +123,36 @@ std::vector<Flag> flags_of(Options& o) {
       number(m.experts, "--experts", "routed experts of a layer", up_to(most_experts)),
       number(m.top_k, "--top-k", "experts of a token", up_to(most_experts)),
       derived(m.inner, "--inner", "inner width of an expert (default hidden / 2)", up_to(most_width)),
-      {"--dtype", "f64|f32", "parameters and activations (default f64)",
+      number(m.shared, "--shared", "experts that every token takes", Range<int>{0, most_experts}),
+      number(m.dense_layers, "--dense-layers", "layers without experts, at the beginning", Range<int>{0, most_layers}),
+      derived(m.dense_inner, "--dense-inner", "inner width of those (default 2 * hidden)", up_to(most_width)),
+      number(m.lora, "--lora", "width of the latent of keys and values (MLA); 0: grouped-query attention",
+             Range<int>{0, most_width}),
+      number(m.nope_dim, "--nope-dim", "width of a head's key that is made of the latent", up_to(most_head_dim)),
+      number(m.rope_dim, "--rope-dim", "width of its rotated part", Range<int>{2, most_head_dim}),
+      number(m.value_dim, "--value-dim", "width of a head's value that is made of the latent", up_to(most_head_dim)),
+      number(m.vocabulary, "--vocabulary", "rows of the embedding; the text uses 256",
+             Range<int>{least_vocabulary, most_vocabulary}),
+      toggle(o.packed, "--packed", "sequences hold several documents, that do not see each other"),
+      toggle(o.ragged, "--ragged", "micro-batches have several lengths: all, 3/4 and 1/2 of --seq"),
+      {"--schedule", "KIND", "of the pipeline: 1f1b, zbv, dualpipev (default 1f1b for pp1, else zbv)",
        [&](const std::string& v) {
-         o.dtype = parse_choice<pleat::DType>("--dtype", v, {{"f64", pleat::DType::f64}, {"f32", pleat::DType::f32}});
+         using pleat::pipeline::Kind;
+         o.schedule = parse_choice<Kind>(
+             "--schedule", v, {{"1f1b", Kind::one_f_one_b}, {"zbv", Kind::zb_v}, {"dualpipev", Kind::dualpipe_v}});
        }},
+      {"--dtype", "f64|f32|bf16", "activations, and what is gathered (default f64)",
+       [&](const std::string& v) {
+         o.dtype = parse_choice<pleat::DType>(
+             "--dtype", v, {{"f64", pleat::DType::f64}, {"f32", pleat::DType::f32}, {"bf16", pleat::DType::bf16}});
+       }},
+      {"--optimizer", "KIND", "of matrices in the middle of the model: adamw or muon (default adamw)",
+       [&](const std::string& v) {
+         using pleat::fsdp::Optimizer;
+         o.optimizer =
+             parse_choice<Optimizer>("--optimizer", v, {{"adamw", Optimizer::adamw}, {"muon", Optimizer::muon}});
+       }},
+      number(o.muon_rate, "--muon-lr", "learning rate of Muon after warm-up", not_negative),
       number(o.learning_rate, "--lr", "learning rate after warm-up", not_negative),
       number(o.warmup_from, "--warmup-from", "learning rate of the first step", not_negative),
       number(o.warmup_steps, "--warmup", "steps of linear warm-up", Range<int>{0, most_int}),
@@ -129,11 +160,12 @@ std::vector<Flag> flags_of(Options& o) {
       number(o.weight_decay, "--weight-decay", "decay of matrices", not_negative),
       {"--balance", "KIND", "load-balance loss: none, micro, global (batch), sequence (default global)",
        [&](const std::string& v) {
-         o.balance = parse_choice<LoadBalance>("--balance", v,
-                                               {{"none", LoadBalance::none},
-                                                {"micro", LoadBalance::micro_batch},
-                                                {"global", LoadBalance::global_batch},
-                                                {"sequence", LoadBalance::sequence}});
+         using pleat::moe::BalanceScope;
+         o.balance = parse_choice<std::optional<BalanceScope>>("--balance", v,
+                                                               {{"none", std::nullopt},
+                                                                {"micro", BalanceScope::micro_batch},
+                                                                {"global", BalanceScope::global_batch},
+                                                                {"sequence", BalanceScope::sequence}});
        }},
       number(o.balance_alpha, "--balance-alpha", "weight of the load-balance loss", not_negative),
       {"--transport", "KIND", "how bytes move between ranks: peer or collective (default peer)",
@@ -141,9 +173,17 @@ std::vector<Flag> flags_of(Options& o) {
          o.transport = parse_choice<pleat::Transport>(
              "--transport", v, {{"peer", pleat::Transport::peer}, {"collective", pleat::Transport::collective}});
        }},
+      toggle(o.force_balance, "--force-balance", "tokens take experts in turn, whatever the router says"),
+      number(o.capacity, "--capacity",
+             "rows that experts have room for, in multiples of balanced routing; 0: any routing", not_negative),
       number(o.prefetch, "--prefetch", "units gathered ahead", Range<int>{0, most_prefetch}),
       number(o.seed, "--seed", "seed of the initial parameters",
              Range<std::uint64_t>{0, std::numeric_limits<std::uint64_t>::max()}),
+      toggle(o.perturb, "--perturb", "start from parameters moved by one unit in the last place"),
+      {"--save", "DIR", "save checkpoints in this folder", [&](const std::string& v) { o.save = v; }},
+      {"--load", "DIR", "go on from the newest checkpoint in this folder, of any mesh",
+       [&](const std::string& v) { o.load = v; }},
+      derived(o.every, "--every", "steps between saves (default: after the last alone)", up_to(most_int)),
       toggle(o.check, "--check", "also run one rank in float64 on the same data and compare loss, gradients and norm"),
       toggle(o.runtime_mesh, "--runtime-mesh", "use RuntimeMesh even where the mesh is compiled in"),
       toggle(o.quiet, "--quiet", "print no mesh and no progress"),
@@ -168,8 +208,42 @@ std::string counted(int n, const std::string& one, const std::string& many) {
   return text(n) + " " + (n == 1 ? one : many);
 }
 
+/// The sizes of the models that are named; flags change them.
+void apply_preset(const std::string& name, Options& o) {
+  using pleat::moe::BalanceScope;
+  const ModelShape qwen{.layers = 48,
+                        .hidden = 2048,
+                        .heads = 32,
+                        .kv_heads = 4,
+                        .head_dim = 128,
+                        .experts = 128,
+                        .top_k = 8,
+                        .inner = 768,
+                        .vocabulary = 151936};
+  const ModelShape deepseek{.layers = 27,
+                            .hidden = 2048,
+                            .heads = 16,
+                            .kv_heads = 16,
+                            .lora = 512,
+                            .nope_dim = 128,
+                            .rope_dim = 64,
+                            .value_dim = 128,
+                            .experts = 64,
+                            .top_k = 6,
+                            .inner = 1408,
+                            .shared = 2,
+                            .dense_layers = 1,
+                            .dense_inner = 10944,
+                            .vocabulary = 102400,
+                            .renormalize = false,
+                            .rope_theta = 1e4};
+  const bool is_qwen = parse_choice<bool>("--preset", name, {{"qwen3-30b-a3b", true}, {"deepseek-v2-lite", false}});
+  o.model = is_qwen ? qwen : deepseek;
+  o.balance = is_qwen ? BalanceScope::global_batch : BalanceScope::sequence;
+  o.balance_alpha = is_qwen ? 1e-3 : 3e-3;
+}
+
 void check_mesh(const pleat::RuntimeMesh& mesh) {
-  require(mesh.pp == 1, "--mesh: pp=" + text(mesh.pp) + "; the trainer runs meshes with pp1: valid pp: 1");
   require(mesh.world_size <= most_ranks, "--mesh: a world of " + text(mesh.world_size) +
                                              " ranks; each is a thread of this program: valid: up to " +
                                              text(most_ranks));
@@ -179,10 +253,15 @@ void derive_model(ModelShape& m) {
   if (m.heads == 0) m.heads = m.hidden < 16 ? 1 : m.hidden / 16;
   if (m.kv_heads == 0) m.kv_heads = m.heads % 2 == 0 ? m.heads / 2 : m.heads;
   if (m.inner == 0) m.inner = m.hidden < 2 ? 1 : m.hidden / 2;
+  if (m.dense_inner == 0) m.dense_inner = 2 * m.hidden;
   require(m.heads % m.kv_heads == 0, "--kv-heads " + text(m.kv_heads) + " does not divide the number of heads, " +
                                          text(m.heads) + "; valid: " + divisors(m.heads));
   require(m.head_dim % 2 == 0, "--head-dim " + text(m.head_dim) +
                                    " is odd; rotary positions need pairs: valid: 2 4 6 .. " + text(most_head_dim));
+  require(m.rope_dim % 2 == 0, "--rope-dim " + text(m.rope_dim) +
+                                   " is odd; rotary positions need pairs: valid: 2 4 6 .. " + text(most_head_dim));
+  require(m.dense_layers <= m.layers, "--dense-layers " + text(m.dense_layers) + " is more than --layers " +
+                                          text(m.layers) + "; valid: 0 to " + text(m.layers));
   require(m.top_k <= m.experts, "--top-k " + text(m.top_k) + " is more than --experts " + text(m.experts) +
                                     "; valid: 1 to " + text(m.experts));
 }
@@ -206,6 +285,36 @@ void derive_batch(Options& o) {
                                           " tokens; valid: up to " + text(most_step_tokens));
 }
 
+/// Lengths must be cut in 2 * cp equal chunks, where no packing takes any.
+void check_lengths(const Options& o) {
+  const int lengths = o.ragged ? 4 : 1;
+  if (o.packed) {
+    require(o.sequence % lengths == 0, "--seq " + text(o.sequence) + " is not divisible by 4, which --ragged needs");
+    require(o.balance != pleat::moe::BalanceScope::sequence,
+            "--balance sequence with --packed: a stream of documents is no sequence; valid: none micro global");
+    return;
+  }
+  pleat::zigzag_chunk_tokens(o.mesh, o.sequence);
+  const int chunks = 2 * o.mesh.cp * lengths;
+  require(!o.ragged || o.sequence % chunks == 0, "--seq " + text(o.sequence) +
+                                                     " with --ragged is not divisible by 4 * 2 * cp = " + text(chunks) +
+                                                     "; valid: " + text(chunks) + " " + text(2LL * chunks) + " ..");
+}
+
+void check_pipeline(const Options& o) {
+  try {
+    const auto schedule = pleat::pipeline::make_schedule(o.kind(), o.mesh.pp, o.micro_batches());
+    pleat::pipeline::layers_of_stages(o.model.layers, schedule.placement.stages());
+  } catch (const pleat::shape_error& e) {
+    throw usage_error(std::string("--schedule: ") + e.what());
+  }
+}
+
+void check_files(const Options& o) {
+  require(o.every == 0 || !o.save.empty(), "--every says how often --save does; name its folder");
+  require(!o.check || o.load.empty(), "--check follows a run from its first step; leave --load out");
+}
+
 void check_failure(const Options& o) {
   require(o.fail_rank < o.mesh.world_size,
           "--fail-rank " + text(o.fail_rank) + " is no rank; valid: 0 to " + text(o.mesh.world_size - 1));
@@ -217,8 +326,10 @@ void derive_and_check(Options& o) {
   check_mesh(o.mesh);
   derive_model(o.model);
   pleat::experts_per_rank(o.mesh, o.model.experts);
-  pleat::zigzag_chunk_tokens(o.mesh, o.sequence);
   derive_batch(o);
+  check_lengths(o);
+  check_pipeline(o);
+  check_files(o);
   check_failure(o);
 }
 
@@ -228,6 +339,9 @@ Options parse_options(int argc, const char* const* argv, bool& help) {
   Options options;
   options.text = PLEAT_DEFAULT_TEXT;
   const std::vector<Flag> flags = flags_of(options);
+  for (int i = 1; i + 1 < argc; ++i) {  // first, so that flags change it wherever they stand
+    if (std::string(argv[i]) == "--preset") apply_preset(argv[i + 1], options);
+  }
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--help" || name == "-h") {

@@ -2,12 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include <pleat/comm/peer_access.hpp>
 #include <pleat/core/dtype.hpp>
+#include <pleat/fsdp/layout.hpp>
 #include <pleat/mesh.hpp>
+#include <pleat/moe/losses.hpp>
+#include <pleat/pipeline/schedule.hpp>
+
+#include "ops.hpp"
 
 namespace train_moe {
 
@@ -17,22 +23,39 @@ class usage_error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The sizes of a qwen3-shaped byte-level transformer; 0 means "derived from hidden".
+/// The sizes of a byte-level transformer; 0 means "derived from others".
 struct ModelShape {
   int layers = 4;
   int hidden = 64;
   int heads = 0;     // hidden / 16
-  int kv_heads = 0;  // heads / 2
+  int kv_heads = 0;  // heads / 2; of grouped-query attention, as head_dim
   int head_dim = 16;
+  int lora = 0;       // width of the latent of keys and values; 0: grouped-query attention
+  int nope_dim = 16;  // of a key made of the latent; with the rotated part behind it
+  int rope_dim = 8;
+  int value_dim = 16;
   int experts = 16;
   int top_k = 2;
-  int inner = 0;  // of one expert; hidden / 2
+  int inner = 0;         // of one expert; hidden / 2
+  int shared = 0;        // experts that every token takes
+  int dense_layers = 0;  // at the beginning, without experts
+  int dense_inner = 0;   // of those; 2 * hidden
   int vocabulary = 256;
+  bool renormalize = true;  // the weights of a token's experts
   double rope_theta = 1e6;
   double epsilon = 1e-6;
-};
 
-enum class LoadBalance : unsigned char { none, micro_batch, global_batch, sequence };
+  bool has_latents() const { return lora > 0; }
+  LatentShape latents() const { return {heads, nope_dim, rope_dim, value_dim, lora}; }
+  bool routes(int layer) const { return layer >= dense_layers; }
+  /// Width of the MLP that all tokens of a layer take; 0 for none.
+  int mlp_inner(int layer) const { return routes(layer) ? shared * inner : dense_inner; }
+  std::int64_t queries() const {
+    return static_cast<std::int64_t>(heads) * (has_latents() ? nope_dim + rope_dim : head_dim);
+  }
+  std::int64_t keys() const { return static_cast<std::int64_t>(kv_heads) * head_dim; }
+  std::int64_t attended() const { return static_cast<std::int64_t>(heads) * (has_latents() ? value_dim : head_dim); }
+};
 
 struct Options {
   pleat::RuntimeMesh mesh;
@@ -40,19 +63,29 @@ struct Options {
   ModelShape model;
   int steps = 32;
   int sequence = 128;
-  int batch = 0;        // sequences of a step over all data ranks; 0: dp
-  int micro_batch = 0;  // sequences of a micro-batch on one data rank; 0: batch / dp
+  int batch = 0;                                  // sequences of a step over all data ranks; 0: dp
+  int micro_batch = 0;                            // sequences of a micro-batch on one data rank; 0: batch / dp
+  bool packed = false;                            // several documents in a sequence
+  bool ragged = false;                            // micro-batches of several lengths
+  std::optional<pleat::pipeline::Kind> schedule;  // by default 1f1b without a pipeline, else zbv
   pleat::DType dtype = pleat::DType::f64;
+  pleat::fsdp::Optimizer optimizer = pleat::fsdp::Optimizer::adamw;  // of matrices in the middle
   double learning_rate = 1e-3;
+  double muon_rate = 2e-2;
   double warmup_from = 1e-6;
   int warmup_steps = 10;
   double clip = 1.0;
   double weight_decay = 0.1;
   double balance_alpha = 1e-3;
-  LoadBalance balance = LoadBalance::global_batch;
+  std::optional<pleat::moe::BalanceScope> balance = pleat::moe::BalanceScope::global_batch;
+  bool force_balance = false;
+  double capacity = 0;  // of a rank's experts, in multiples of a balanced routing; 0: any routing
   pleat::Transport transport = pleat::Transport::peer;
   int prefetch = 1;
   std::uint64_t seed = 1;
+  bool perturb = false;  // initial parameters, by a unit in the last place
+  std::string save, load;
+  int every = 0;  // steps between saves; 0: after the last
   bool check = false;
   bool runtime_mesh = false;
   bool quiet = false;
@@ -61,6 +94,10 @@ struct Options {
   int fail_step = 1;
 
   int micro_batches() const { return batch / (micro_batch * mesh.dp); }
+  pleat::pipeline::Kind kind() const {
+    using pleat::pipeline::Kind;
+    return schedule.value_or(mesh.pp == 1 ? Kind::one_f_one_b : Kind::zb_v);
+  }
 };
 
 /// Parses and checks the command line, and derives what was not given. `help` is set when the help was asked for.

@@ -1,16 +1,19 @@
-// The step loop of one rank: forward and backward of every micro-batch over the units, one division, one update.
+// The training of one rank: a step is one run of the pipeline over all micro-batches, one division, one update.
 #pragma once
 
+#include <algorithm>
+#include <deque>
+#include <optional>
 #include <vector>
 
 #include <pleat/optim.hpp>
+#include <pleat/pipeline.hpp>
 
-#include "attention_block.hpp"
 #include "data.hpp"
-#include "expert_block.hpp"
 #include "groups.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
+#include "stage_model.hpp"
 
 namespace train_moe {
 
@@ -20,7 +23,15 @@ struct StepReport {
   double balance = 0;  // load-balance loss, summed over layers
   double norm = 0;     // of the gradient of the mean
   double learning_rate = 0;
-  std::int64_t tokens = 0;
+  std::int64_t tokens = 0;  // targets
+};
+
+/// Where a run stands between two steps.
+struct Progress {
+  std::int64_t step = 0;      // steps done
+  std::int64_t position = 0;  // sequences read
+  std::int64_t applied = 0;   // updates made
+  std::int64_t skipped = 0;   // updates left out
 };
 
 template <class Backend, class T>
@@ -28,220 +39,212 @@ class Trainer {
  public:
   using A = pleat::accumulator_t<T>;
   using Comm = typename Backend::Comm;
-  using Attention = AttentionBlock<Backend, T>;
-  using Experts = ExpertBlock<Backend, T>;
-  using kernels = ops<typename Backend::Device>;
+  using Executor = typename Backend::Executor;
+  using Arena = typename Backend::Arena;
+  using Kernels = ops<typename Backend::Device>;
+  using Optimizer = pleat::optim::ShardOptimizer<Executor, Comm>;
 
   /// Collective over the groups. `text` and `watch` (may be null) must outlive the trainer.
   Trainer(const Groups<Comm>& groups, const Options& options, const Text& text, RoutingWatch* watch)
       : options_(options),
         groups_(groups),
-        data_(text, options, groups.mesh.dp, groups.me.dp, groups.mesh.cp, groups.me.cp),
-        watch_(watch),
-        units_{options.model.layers} {
-    bind();
+        data_(text, options, groups.mesh.dp, groups.me.dp, groups.mesh.cp, groups.me.cp) {
+    bind(watch);
   }
 
-  /// Forward and backward of all micro-batches of a step, counted from 0: leaves the gradients, summed over the mesh,
-  /// in the shards.
-  StepReport compute_gradients(int step) {
-    start_step();
-    for (int i = 0; i < options_.micro_batches(); ++i) run_micro_batch(data_.micro_batch(step, i));
+  /// Forward and backward of all micro-batches of the next step: leaves the gradients, summed over the mesh, in the
+  /// shards.
+  StepReport compute_gradients() {
+    const pleat::pipeline::Program& program = schedule().programs[static_cast<std::size_t>(groups_.me.pp)];
+    load_batches();
+    parameters_->begin(stages_->unit_order(program));
+    stages_->begin_step(batches_, step_tokens_, norm_->sums());
+    std::vector<std::int64_t> rows;
+    for (const DeviceBatch& batch : batches_) rows.push_back(batch.rows());
+    pipeline_->run({stream(), backend_.transfers()}, rows, *stages_);
     parameters_->finish_gradients();
-    experts_->end_step();
-    const auto result = Backend::read(norm_->run(parameters_->shards(), options_.clip, stream_), stream_);
-    if (result.status != 0) experts_->check(streams());
+    stages_->end_step();
+    const pleat::optim::StepResult result = read(norm_->run(parameters_->shards(), options_.clip, stream()));
+    if (result.status != 0) stages_->check();
     pleat::optim::check(result);
-    return {result.loss, result.aux_loss, result.norm, learning_rate(step), static_cast<std::int64_t>(result.tokens)};
+    progress_.applied = result.steps;
+    progress_.skipped = result.skipped;
+    return {result.loss, result.aux_loss, result.norm, learning_rate(options_.learning_rate),
+            static_cast<std::int64_t>(result.tokens)};
   }
 
-  /// Applies the gradients of `compute_gradients(step)`.
-  void update(int step) {
-    adamw_->step(parameters_->shards(), norm_->result(), learning_rate(step), stream_);
+  /// Applies the gradients of `compute_gradients`, and goes on to the next step.
+  void update() {
+    optimizer_->step(norm_->result(), {learning_rate(options_.learning_rate), learning_rate(options_.muon_rate)},
+                     stream());
+    parameters_->changed();
+    ++progress_.step;
+    progress_.position += options_.batch;
+  }
+
+  const Progress& progress() const { return progress_; }
+  /// Goes on from here; parameters and the optimizer's state have been loaded.
+  void resume(const Progress& progress) {
+    progress_ = progress;
+    norm_->resume(progress.applied, progress.skipped, stream());
     parameters_->changed();
   }
 
   Parameters<Backend, T>& parameters() { return *parameters_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
   const Groups<Comm>& groups() const { return groups_; }
+  const pleat::pipeline::Schedule& schedule() const { return pipeline_->plan().schedule; }
+  typename Backend::Stream stream() const { return backend_.compute(0); }
+  /// Device memory of this rank, all of it taken before the first step; of the rank that has most.
+  std::int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  using Executor = typename Backend::Executor;
-  using Arena = typename Backend::Arena;
+  using Stages = StageModel<Backend, T>;
+  using Memory = pleat::Memory<Arena>;
 
-  void bind() {
-    const pleat::RuntimeMesh& mesh = groups_.mesh;
-    auto attention = Attention::plan(options_, data_.sequences(), mesh.cp, groups_.me.cp);
-    const int balance_ranks = balance_group().size();
-    auto experts = Experts::plan(options_, data_.sequences(), attention.tokens(), mesh.ep, balance_ranks);
-    const auto parameters = Parameters<Backend, T>::plan(options_, groups_);
-    const auto norm = pleat::optim::plan_step_norm(groups_.world.size(), experts.layer.dispatch.status_words());
-    const auto adamw = pleat::optim::plan_adamw(parameters.shards.layouts, parameters.shards.master,
-                                                {.weight_decay = options_.weight_decay});
+  void bind(RoutingWatch* watch) {
+    const auto schedule = pleat::pipeline::make_schedule(options_.kind(), groups_.mesh.pp, options_.micro_batches());
+    const auto stages = Stages::plan(options_, groups_, data_, schedule, watch != nullptr);
+    const RankUnits units = make_units(options_, groups_.mesh.ep, stages.chunks);
+    const auto shards = Parameters<Backend, T>::plan(options_, groups_, units);
+    const auto norm = pleat::optim::plan_step_norm(groups_.world.size(), Stages::status_words(stages));
+    const auto optimizer =
+        pleat::optim::plan_optimizer(shards.layouts, shards.kinds, shards.master,
+                                     {.adamw = {.weight_decay = options_.weight_decay},
+                                      .muon = {.weight_decay = options_.weight_decay, .product = pleat::dtype_of<T>}});
+    const std::vector<std::int64_t> rows(static_cast<std::size_t>(options_.micro_batches()),
+                                         data_.streams() * data_.local_tokens(0));
+    const auto pipeline = pleat::pipeline::plan(schedule, {options_.model.hidden, pleat::dtype_of<T>, rows});
 
-    arena_.emplace(groups_.stage,
-                   parameters.footprint().symmetric + attention.footprint().symmetric + experts.footprint().symmetric);
-    parameters_.emplace(parameters, options_, groups_, memory_for(parameters.footprint()), stream_);
-    attention_.emplace(attention, groups_.cp, memory_for(attention.footprint()));
-    experts_.emplace(experts, groups_.ep, balance_group(), memory_for(experts.footprint()));
-    norm_.emplace(
-        pleat::optim::bind(norm, executor_, groups_.world, memory_for(norm.footprint()), experts_->status_words()));
-    adamw_.emplace(pleat::optim::bind(adamw, executor_, memory_for(adamw.footprint())));
+    const auto memory_for = [this](const pleat::Footprint& need) { return this->memory_for(need); };
+    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + Stages::symmetric_bytes(stages)));
+    for (int lane = 0; lane < stages.lanes; ++lane) {
+      const std::size_t bytes = Kernels::workspace_bytes(stages.ops_shape());
+      kernels_.emplace_back(stages.ops_shape(), block(bytes), stream());
+    }
+    parameters_.emplace(shards, units, options_, groups_, backend_, kernels_.front(), memory_for(shards.footprint()));
+    stages_.emplace(stages, groups_, options_, backend_, kernels_, *parameters_, units, watch, memory_for);
+    norm_.emplace(pleat::optim::bind(norm, Executor{}, groups_.world, memory_for(norm.footprint()),
+                                     stages_->status_words(), stream()));
+    optimizer_.emplace(pleat::optim::bind(optimizer, Executor{}, groups_.shards.dense.reduce,
+                                          groups_.shards.expert.reduce, parameters_->shards(),
+                                          memory_for(optimizer.footprint()), stream()));
+    pipeline_.emplace(pleat::pipeline::bind(pipeline, Executor{}, groups_.pp, memory_for(pipeline.footprint())));
     arena_->seal(groups_.stage);
-    allocate_activations();
+    allocate_batches();
+    share_peak();
   }
 
-  pleat::GroupComm<Comm> balance_group() const {
-    return options_.balance == LoadBalance::sequence ? groups_.cp : groups_.stage;
+  pleat::Block block(std::size_t bytes) {
+    bytes_ += static_cast<std::int64_t>(bytes);
+    return buffers_.emplace_back(bytes).block();
   }
-
+  std::size_t symmetric_bytes(std::size_t bytes) {
+    bytes_ += static_cast<std::int64_t>(bytes);
+    return bytes;
+  }
   /// Memory for one operation, as its footprint says; the trainer keeps it.
-  pleat::Memory<typename Backend::Arena> memory_for(const pleat::Footprint& need) {
-    const auto block = [&](std::size_t bytes) { return buffers_.emplace_back(bytes).block(); };
-    return {block(need.scratch), block(need.persistent), block(need.pinned_host), &*arena_};
+  Memory memory_for(const pleat::Footprint& need) {
+    const pleat::Block scratch = block(need.scratch), persistent = block(need.persistent);
+    return {scratch, persistent, pinned_.emplace_back(need.pinned_host).block(), &*arena_};
   }
 
-  void allocate_activations() {
+  /// What a step uploads, in pinned memory and in the device's: the same places in both.
+  struct StepBlock {
+    pleat::moe::StepTokens* tokens;
+    std::vector<std::int32_t*> ids, labels, positions;  // [micro_batches], each [tokens]
+    std::size_t copied_bytes;                           // all of the above
+    std::vector<pleat::Block> work;                     // [micro_batches]: of the packing
+  };
+  StepBlock carve_step(pleat::Carver& memory) const {
+    const auto& attention = stages_->attention().plan();
+    const auto tokens = static_cast<std::size_t>(attention.tokens),
+               batches = static_cast<std::size_t>(options_.micro_batches());
+    StepBlock step{};
+    step.tokens = memory.take<pleat::moe::StepTokens>(1);
+    for (std::vector<std::int32_t*>* list : {&step.ids, &step.labels, &step.positions}) {
+      for (std::size_t i = 0; i < batches; ++i) list->push_back(memory.take<std::int32_t>(tokens));
+    }
+    step.copied_bytes = memory.used_bytes();
+    for (std::size_t i = 0; i < batches; ++i) {
+      step.work.push_back({memory.take_bytes(attention.placed_bytes), attention.placed_bytes});
+    }
+    return step;
+  }
+  void allocate_batches() {
     pleat::Carver measure;
-    carve_activations(measure);
-    pleat::Carver memory(buffers_.emplace_back(measure.used_bytes()).block());
-    carve_activations(memory);
+    carve_step(measure);
+    const pleat::Block on_host = pinned_.emplace_back(measure.used_bytes()).block(),
+                       on_device = block(measure.used_bytes());
+    pleat::Carver host_memory(on_host), device_memory(on_device);
+    host_step_ = carve_step(host_memory);
+    device_step_ = carve_step(device_memory);
+    step_tokens_ = device_step_.tokens;
+    batches_.resize(static_cast<std::size_t>(options_.micro_batches()));
+    result_ =
+        reinterpret_cast<pleat::optim::StepResult*>(pinned_.emplace_back(sizeof(pleat::optim::StepResult)).data());
   }
-  void carve_activations(pleat::Carver& memory) {
-    const auto tokens = static_cast<std::size_t>(attention_->plan().tokens());
-    const auto& model = options_.model;
-    const auto rows = [&](int width) { return memory.take<T>(tokens * static_cast<std::size_t>(width)); };
-    attention_saved_.clear();
-    expert_saved_.clear();
-    for (int layer = 0; layer < model.layers; ++layer) {
-      attention_saved_.push_back(Attention::carve_activations(memory, attention_->plan()));
-      expert_saved_.push_back(Experts::carve_activations(memory, experts_->plan()));
+  /// Nothing of the step before is under way: its result was waited for.
+  void load_batches() {
+    *host_step_.tokens = data_.step_tokens(progress_.position);
+    for (std::size_t i = 0; i < batches_.size(); ++i) {
+      DeviceBatch& batch = batches_[i];
+      batch.host = data_.micro_batch(progress_.position, static_cast<int>(i));
+      std::copy(batch.host.tokens.begin(), batch.host.tokens.end(), host_step_.ids[i]);
+      std::copy(batch.host.labels.begin(), batch.host.labels.end(), host_step_.labels[i]);
+      std::copy(batch.host.positions.begin(), batch.host.positions.end(), host_step_.positions[i]);
+      batch.tokens = device_step_.ids[i];
+      batch.labels = device_step_.labels[i];
+      batch.positions = device_step_.positions[i];
+      stages_->attention().place(batch, host_step_.work[i], device_step_.work[i], stream());
     }
-    last_ = rows(model.hidden);
-    last_normed_ = rows(model.hidden);
-    gradient_ = rows(model.hidden);
-    dexpert_in_ = rows(model.hidden);
-    scores_ = rows(model.vocabulary);
-    last_rms_ = memory.take<A>(tokens);
-    dlogits_ = memory.take<A>(tokens * static_cast<std::size_t>(model.experts));
+    Executor{}.copy(device_step_.tokens, host_step_.tokens, device_step_.copied_bytes, stream());
   }
 
-  void start_step() {
-    std::vector<int> order;
-    for (int i = 0; i < options_.micro_batches(); ++i) {
-      for (const int unit : units_.order()) order.push_back(unit);
-    }
-    parameters_->begin(order);
-    // Every token of a text is a target and is routed.
-    const double tokens = static_cast<double>(options_.batch) * options_.sequence;
-    step_tokens_ = {.targets = tokens, .routed = tokens};
+  pleat::optim::StepResult read(const pleat::optim::StepResult* on_device) {
+    Executor{}.copy(result_, on_device, sizeof(*result_), stream());
+    groups_.world.wait(stream());
+    return *result_;
+  }
+  void share_peak() {
+    const auto ranks = static_cast<std::size_t>(groups_.world.size());
+    const pleat::Block on_device = block((ranks + 1) * sizeof(double));
+    const auto own = static_cast<double>(bytes_);
+    auto* const all = reinterpret_cast<double*>(on_device.data);
+    std::vector<double> values(ranks);
+    Executor{}.copy(all + ranks, &own, sizeof(double), stream());
+    groups_.world.all_gather(all + ranks, all, 1, pleat::DType::f64, stream());
+    Executor{}.copy(values.data(), all, ranks * sizeof(double), stream());
+    groups_.world.wait(stream());
+    peak_bytes_ = static_cast<std::int64_t>(*std::max_element(values.begin(), values.end()));
   }
 
-  void run_micro_batch(const MicroBatch& batch) {
-    const int layers = options_.model.layers;
-    forward_embedding(batch);
-    for (int layer = 0; layer < layers; ++layer) forward_layer(layer, batch);
-    head(batch);
-    for (int layer = layers - 1; layer >= 0; --layer) backward_layer(layer, batch);
-    backward_embedding(batch);
+  double learning_rate(double full) const {
+    if (progress_.step >= options_.warmup_steps) return full;
+    const double share = static_cast<double>(progress_.step) / options_.warmup_steps;
+    return options_.warmup_from + share * (full - options_.warmup_from);
   }
-
-  /// The input of layer `layer`; of the head after the last.
-  T* input(int layer) {
-    return layer == options_.model.layers ? last_ : attention_saved_[static_cast<std::size_t>(layer)].x;
-  }
-
-  void forward_embedding(const MicroBatch& batch) {
-    parameters_->with_unit(units_.embedding(), [&](const auto& w) {
-      kernels::embed(batch.tokens.data(), w[0].template as<T>(), input(0), attention_->plan().tokens(),
-                     options_.model.hidden, stream_);
-    });
-  }
-
-  void forward_layer(int layer, const MicroBatch& batch) {
-    auto& a = attention_saved_[static_cast<std::size_t>(layer)];
-    auto& e = expert_saved_[static_cast<std::size_t>(layer)];
-    parameters_->with_unit(units_.attention(layer),
-                           [&](const auto& w) { attention_->forward(streams(), batch.positions.data(), w, a); });
-    parameters_->with_unit(units_.experts(layer), [&](const auto& w) {
-      experts_->forward(streams(), layer, batch, step_tokens_, w, a.middle, a.expert_in, a.logits, e, input(layer + 1),
-                        &norm_->sums()->aux_loss, watch_);
-    });
-  }
-
-  /// Final norm, scores, loss, and their backward: leaves the gradient of the last layer's output.
-  void head(const MicroBatch& batch) {
-    const auto& model = options_.model;
-    const std::int64_t tokens = attention_->plan().tokens(), hidden = model.hidden, classes = model.vocabulary;
-    parameters_->with_unit(units_.head(), [&](const auto& w) {
-      const T* norm = w[head_param::norm].template as<T>();
-      const T* matrix = w[head_param::head].template as<T>();
-      kernels::rms_norm(last_, norm, last_normed_, last_rms_, tokens, hidden, model.epsilon, stream_);
-      kernels::linear(last_normed_, matrix, scores_, tokens, hidden, classes, false, stream_);
-      kernels::cross_entropy(scores_, batch.labels.data(), &norm_->sums()->loss, tokens, classes, stream_);
-      kernels::add_constant(&norm_->sums()->tokens, static_cast<double>(tokens), stream_);
-      auto gradient = parameters_->gradient(units_.head());
-      const auto [dmatrix, add_matrix] = gradient.write(head_param::head);
-      kernels::linear_backward(scores_, last_normed_, matrix, gradient_, false, dmatrix.template as<A>(), add_matrix,
-                               tokens, hidden, classes, stream_);
-      const auto [dnorm, add_norm] = gradient.write(head_param::norm);
-      kernels::rms_norm_backward(gradient_, last_, norm, last_rms_, gradient_, false, dnorm.template as<A>(), add_norm,
-                                 tokens, hidden, stream_);
-    });
-    parameters_->reduce(units_.head());
-  }
-
-  /// `gradient_` is of the layer's output on entry and of its input on return.
-  void backward_layer(int layer, const MicroBatch& batch) {
-    auto& a = attention_saved_[static_cast<std::size_t>(layer)];
-    auto& e = expert_saved_[static_cast<std::size_t>(layer)];
-    parameters_->with_unit(units_.experts(layer), [&](const auto& w) {
-      auto gradient = parameters_->gradient(units_.experts(layer));
-      experts_->backward(streams(), gradient_, w, gradient, a.logits, e, dexpert_in_, dlogits_);
-    });
-    parameters_->reduce(units_.experts(layer));
-    parameters_->with_unit(units_.attention(layer), [&](const auto& w) {
-      auto gradient = parameters_->gradient(units_.attention(layer));
-      attention_->backward(streams(), batch.positions.data(), w, gradient, a, gradient_, dexpert_in_, dlogits_);
-    });
-    parameters_->reduce(units_.attention(layer));
-  }
-
-  void backward_embedding(const MicroBatch& batch) {
-    auto gradient = parameters_->gradient(units_.embedding());
-    kernels::embed_backward(batch.tokens.data(), gradient_, gradient.add_to(0).template as<A>(),
-                            attention_->plan().tokens(), options_.model.hidden, stream_);
-    parameters_->reduce(units_.embedding());
-  }
-
-  double learning_rate(int step) const {
-    if (step >= options_.warmup_steps) return options_.learning_rate;
-    const double share = static_cast<double>(step) / options_.warmup_steps;
-    return options_.warmup_from + share * (options_.learning_rate - options_.warmup_from);
-  }
-
-  pleat::Streams<typename Backend::Stream> streams() const { return {stream_, stream_}; }
 
   Options options_;
   Groups<Comm> groups_;
   DataMap data_;
-  RoutingWatch* watch_;
-  UnitIndex units_;
-  Executor executor_;
-  typename Backend::Stream stream_;
-  std::vector<typename Backend::Buffer> buffers_;
+  Backend backend_;
+  Progress progress_;
+  std::int64_t bytes_ = 0, peak_bytes_ = 0;
+  std::deque<typename Backend::Buffer> buffers_;
+  std::deque<typename Backend::PinnedBuffer> pinned_;
   std::optional<Arena> arena_;
+  std::deque<Kernels> kernels_;  // [lane]
   std::optional<Parameters<Backend, T>> parameters_;
-  std::optional<Attention> attention_;
-  std::optional<Experts> experts_;
+  std::optional<Stages> stages_;
   std::optional<pleat::optim::StepNorm<Executor, Comm>> norm_;
-  std::optional<pleat::optim::Adamw<Executor>> adamw_;
+  std::optional<Optimizer> optimizer_;
+  std::optional<pleat::pipeline::Pipeline<Executor, Comm>> pipeline_;
 
-  std::vector<typename Attention::Activations> attention_saved_;  // [layer]
-  std::vector<typename Experts::Activations> expert_saved_;       // [layer]
-  T *last_, *last_normed_, *gradient_, *dexpert_in_;              // [tokens, hidden]
-  T* scores_;                                                     // [tokens, vocabulary]
-  A *last_rms_, *dlogits_;                                        // [tokens], [tokens, experts]
-  pleat::moe::StepTokens step_tokens_;
+  StepBlock host_step_{}, device_step_{};
+  pleat::moe::StepTokens* step_tokens_ = nullptr;  // on the device
+  std::vector<DeviceBatch> batches_;
+  pleat::optim::StepResult* result_ = nullptr;  // pinned
 };
 
 }  // namespace train_moe

@@ -1,7 +1,7 @@
 // The host backend: ranks are threads, memory is plain, work is done when a call returns.
 #pragma once
 
-#include <initializer_list>
+#include <chrono>
 
 #include <pleat/comm.hpp>
 #include <pleat/tensor.hpp>
@@ -10,28 +10,30 @@
 
 namespace train_moe {
 
-/// What the trainer needs of a device besides kernels.
+/// What the trainer needs of a device besides kernels; one object per rank, made in its thread, and owner of its
+/// streams. Lane 0 computes everything but the backward of a pair, which runs beside the forward on lane 1.
 struct HostBackend {
   using Device = pleat::host_device;
   using Executor = pleat::HostExecutor;
   using Comm = pleat::ThreadComm;
   using Arena = pleat::HostArena;
   using Buffer = pleat::HostBuffer;
+  using PinnedBuffer = pleat::HostBuffer;
   using Stream = pleat::HostStream;
 
-  template <class T>
-  static pleat::TensorRef tensor(T* data, std::initializer_list<std::int64_t> extents) {
-    return {data, extents};
-  }
-  /// out [elems] = in.
-  template <class T>
-  static void copy(T* out, const T* in, std::int64_t elems, Stream s) {
-    Executor{}.copy(out, in, static_cast<std::size_t>(elems) * sizeof(T), s);
-  }
-  /// The value that the work on `s` leaves at `value`; blocks until it is there.
-  template <class V>
-  static V read(const V* value, Stream) {
-    return *value;
+  /// Of expert-major rows.
+  static constexpr std::int64_t row_alignment = 1;
+
+  Stream compute(int /*lane*/) const { return {}; }
+  Stream comm(int /*lane*/) const { return {}; }
+  Stream gather() const { return {}; }
+  Stream reduce() const { return {}; }
+  Stream transfers() const { return {}; }  // between stages
+
+  /// Runs f(Comm& world) on so many ranks. Errors: those of pleat::run_ranks.
+  template <class F>
+  static void run_ranks(int ranks, std::chrono::milliseconds deadline, F&& f) {
+    pleat::run_ranks(ranks, f, {.deadline = deadline});
   }
 };
 

@@ -99,17 +99,17 @@ std::string json_list(char open, const Items& items, char close, const char* sep
 inline std::string make_index(const Catalog& catalog) {
   using detail::json_list;
   const auto number = [](auto value) { return std::to_string(value); };
-  std::string text = "{\n\"format\": " + quoted(index_format) + ",\n\"values\": ";
+  std::string text = "{\n\"format\": " + quoted_json(index_format) + ",\n\"values\": ";
   text += json_list('{', catalog.values, '}', ", ",
-                    [](const auto& v) { return quoted(v.first).append(": ").append(std::to_string(v.second)); });
+                    [](const auto& v) { return quoted_json(v.first).append(": ").append(std::to_string(v.second)); });
   text += ",\n\"files\": ";
   text += json_list('[', catalog.files, ']', ",\n", [](const CatalogFile& file) {
-    return "{\"name\": " + quoted(file.name) + ", \"bytes\": " + std::to_string(file.size_bytes) + '}';
+    return "{\"name\": " + quoted_json(file.name) + ", \"bytes\": " + std::to_string(file.size_bytes) + '}';
   });
   text += ",\n\"tensors\": ";
   text += json_list('{', catalog.tensors, '}', ",\n", [&](const auto& named) {
     const CatalogTensor& tensor = named.second;
-    return quoted(named.first) + ": {\"dtype\": " + quoted(tensor.dtype) +
+    return quoted_json(named.first) + ": {\"dtype\": " + quoted_json(tensor.dtype) +
            ", \"shape\": " + json_list('[', tensor.shape, ']', ",", number) + ", \"chunks\": " +
            json_list('[', tensor.chunks, ']', ",",
                      [&](const Chunk& chunk) {

@@ -190,7 +190,7 @@ class JsonReader {
 };
 
 /// `text` as a JSON string.
-inline std::string quoted(std::string_view text) {
+inline std::string quoted_json(std::string_view text) {
   constexpr std::string_view hex = "0123456789abcdef";
   std::string made = "\"";
   for (const char c : text) {

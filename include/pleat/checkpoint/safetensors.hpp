@@ -158,7 +158,7 @@ inline SafetensorsHeader parse_header(std::string_view text, std::uint64_t file_
 inline std::string make_header(const TensorEntries& tensors) {
   std::string text = R"({"__metadata__":{"format":"pleat"})";
   for (const auto& [name, tensor] : tensors) {
-    text += ',' + quoted(name) + R"(:{"dtype":)" + quoted(tensor.dtype) + R"(,"shape":[)";
+    text += ',' + quoted_json(name) + R"(:{"dtype":)" + quoted_json(tensor.dtype) + R"(,"shape":[)";
     for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
       if (axis != 0) text += ',';
       text += std::to_string(tensor.shape[axis]);

@@ -99,7 +99,7 @@ TEST_CASE("headers that are malformed") {
 
 TEST_CASE("names are kept whatever is in them") {
   const std::string name = "a\"\\\n\x01/\xc3\xa9";
-  const std::string text = "{" + checkpoint::quoted(name) + ":1}", where = "test";
+  const std::string text = "{" + checkpoint::quoted_json(name) + ":1}", where = "test";
   checkpoint::JsonReader json(text, where);
   json.object([&](const std::string& key) {
     CHECK(key == name);

@@ -1,5 +1,8 @@
 // The data map: dp decides which sequences a rank reads, the zigzag which of their tokens; labels are the next byte.
+#include <algorithm>
+#include <map>
 #include <set>
+#include <span>
 
 #include <doctest/doctest.h>
 
@@ -20,8 +23,8 @@ TEST_CASE("every token of a global batch is read by exactly one rank, and labels
         const pleat::Coordinate me = o.mesh.coordinate(rank);
         const DataMap data(text, o, o.mesh.dp, me.dp, o.mesh.cp, me.cp);
         for (int acc = 0; acc < o.micro_batches(); ++acc) {
-          const MicroBatch batch = data.micro_batch(step, acc);
-          CHECK(batch.tokens.size() == static_cast<std::size_t>(data.sequences() * data.local_tokens()));
+          const MicroBatch batch = data.micro_batch(step * o.batch, acc);
+          CHECK(batch.tokens.size() == static_cast<std::size_t>(data.streams() * data.local_tokens(0)));
           for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
             const std::int64_t in_micro = batch.global[t] / o.sequence;
             // sample step * gbs + dp_rank * mbs + acc * (mbs * dp) + off
@@ -37,6 +40,48 @@ TEST_CASE("every token of a global batch is read by exactly one rank, and labels
       CHECK(read.size() == static_cast<std::size_t>(o.batch * o.sequence));
     }
   }
+}
+
+TEST_CASE("packed and ragged: the same tokens, documents and targets on every mesh") {
+  const TextFile file(64 * 40 + 1);
+  struct Token {
+    int token, label, position;
+    auto operator<=>(const Token&) const = default;
+  };
+  using Read = std::map<std::pair<int, std::int64_t>, Token>;  // (micro-batch, number of the token in it)
+  const auto read = [&](const char* mesh, const char* micro_batch, pleat::moe::StepTokens& sums) {
+    const Options o = options_of({"--text", file.name().c_str(), "--mesh", mesh, "--seq", "64", "--batch", "16",
+                                  "--micro-batch", micro_batch, "--experts", "8", "--packed", "--ragged"});
+    const Text text(o.text, o.sequence, o.batch);
+    Read tokens;
+    for (int rank = 0; rank < o.mesh.world_size; ++rank) {
+      const pleat::Coordinate me = o.mesh.coordinate(rank);
+      const DataMap data(text, o, o.mesh.dp, me.dp, o.mesh.cp, me.cp);
+      for (int acc = 0; acc < o.micro_batches(); ++acc) {
+        const MicroBatch batch = data.micro_batch(16, acc);
+        const auto ends = std::span(batch.cu_seqlens).subspan(1);
+        CHECK(ends.size() <= static_cast<std::size_t>(data.most_documents()));
+        CHECK(ends.back() == data.stream_tokens(batch.length));
+        CHECK(batch.rows() == data.local_tokens(batch.length));
+        for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
+          const Token token{batch.tokens[t], batch.labels[t], batch.positions[t]};
+          CHECK(tokens.emplace(std::pair(acc, batch.global[t]), token).second);
+        }
+      }
+      sums = data.step_tokens(16);
+    }
+    return tokens;
+  };
+  pleat::moe::StepTokens one_sums, sums;
+  const Read one = read("pp1-dp1-cp1-ep1", "4", one_sums);
+  CHECK(one.size() == one_sums.routed);
+  CHECK(one.size() < 16 * 64);
+  CHECK(std::count_if(one.begin(), one.end(), [](const auto& t) { return t.second.label >= 0; }) == one_sums.targets);
+  CHECK(std::count_if(one.begin(), one.end(), [](const auto& t) { return t.second.position == 0; }) ==
+        one_sums.routed - one_sums.targets);  // the last of each document has no target
+  CHECK(read("pp1-dp2-cp3-ep2", "2", sums) == one);
+  CHECK(read("pp1-dp4-cp2-ep8", "1", sums) == one);
+  CHECK(sums.targets == one_sums.targets);
 }
 
 TEST_CASE("a text of less than one global batch is refused with the bytes that are needed") {

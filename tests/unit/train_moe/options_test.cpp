@@ -25,13 +25,21 @@ TEST_CASE("bad input names the valid choices") {
   refuses({"--steps"}, "--steps needs a value");
   refuses({"--steps", "3x"}, "--steps needs a number; it was given '3x'");
   refuses({"--steps", "0"}, "--steps 0 is out of range; valid: 1 to 2147483647");
-  refuses({"--dtype", "f16"}, "valid: f64 f32");
+  refuses({"--dtype", "f16"}, "valid: f64 f32 bf16");
   refuses({"--mesh", "pp1-dp4-cp1-ep1", "--batch", "6"}, "not divisible by dp=4; valid: 4 8");
   refuses({"--mesh", "pp1-dp2-cp1-ep1", "--batch", "12", "--micro-batch", "4"}, "valid: 1 2 3 6");
   refuses({"--heads", "6", "--kv-heads", "4"}, "valid: 1 2 3 6");
   refuses({"--top-k", "17"}, "valid: 1 to 16");
   refuses({"--head-dim", "7"}, "valid: 2 4 6");
-  refuses({"--mesh", "pp2-dp4-cp1-ep1"}, "valid pp: 1");
+  refuses({"--mesh", "pp4-dp1-cp1-ep1"}, "4 layers cannot fill 8 stages");
+  refuses({"--mesh", "pp2-dp4-cp1-ep1", "--schedule", "dualpipev"}, "needs at least 4 micro-batches, and got 1");
+  refuses({"--schedule", "gpipe"}, "--schedule gpipe is unknown; valid: 1f1b zbv dualpipev");
+  refuses({"--preset", "gpt"}, "--preset gpt is unknown; valid: qwen3-30b-a3b deepseek-v2-lite");
+  refuses({"--packed", "--balance", "sequence"}, "valid: none micro global");
+  refuses({"--ragged", "--seq", "36"}, "valid: 8 16");
+  refuses({"--rope-dim", "3"}, "is odd");
+  refuses({"--dense-layers", "5"}, "valid: 0 to 4");
+  refuses({"--every", "2"}, "name its folder");
   refuses({"--mesh", "pp1-dp513-cp1-ep1"}, "513 ranks; each is a thread of this program: valid: up to 512");
   refuses({"--fail-rank", "1"}, "valid: 0 to 0");
   refuses({"--fail-rank", "-2"}, "--fail-rank -2 is out of range; valid: -1 to 511");
@@ -103,4 +111,21 @@ TEST_CASE("what a step reads, in words") {
         "1 rank, 1 micro-batch of 1 sequence of 1 token a step on each of 1 data rank");
   CHECK(work_text(options_of({"--mesh", "pp1-dp2-cp1-ep1", "--batch", "12", "--micro-batch", "2"})) ==
         "2 ranks, 3 micro-batches of 2 sequences of 128 tokens a step on each of 2 data ranks");
+}
+
+TEST_CASE("a preset has the sizes of its model, and flags change them wherever they stand") {
+  const ModelShape qwen = options_of({"--preset", "qwen3-30b-a3b"}).model;
+  CHECK(qwen.queries() == 4096);
+  CHECK(qwen.keys() == 512);
+  CHECK(qwen.mlp_inner(0) == 0);
+  const Options o = options_of({"--layers", "8", "--preset", "deepseek-v2-lite"});
+  CHECK(o.model.layers == 8);
+  CHECK(o.model.hidden == 2048);
+  CHECK(o.model.queries() == 16 * 192);
+  CHECK(o.model.attended() == 2048);
+  CHECK(o.model.latents().width() == 576);
+  CHECK(o.model.mlp_inner(0) == 10944);
+  CHECK(o.model.mlp_inner(1) == 2816);
+  CHECK_FALSE(o.model.renormalize);
+  CHECK(o.balance == pleat::moe::BalanceScope::sequence);
 }

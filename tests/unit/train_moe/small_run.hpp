@@ -47,9 +47,9 @@ void run_steps(const Mesh& mesh, const train_moe::Options& o, RunResult& result)
     const pleat::MeshComms comms(mesh, world);
     train_moe::Trainer<train_moe::HostBackend, T> trainer(train_moe::groups_of(comms), o, text, nullptr);
     for (int step = 0; step < o.steps; ++step) {
-      const train_moe::StepReport report = trainer.compute_gradients(step);
+      const train_moe::StepReport report = trainer.compute_gradients();
       if (world.rank() == 0) result.reports.push_back(report);
-      trainer.update(step);
+      trainer.update();
     }
     train_moe::write_parameters(trainer, result.parameters);
   });
