@@ -1,0 +1,80 @@
+// Plans a training job: which meshes can run it, what each takes on the rank that takes most, and what would help.
+#include <iostream>
+
+#include "check.hpp"
+
+namespace {
+
+using namespace mesh_plan;
+using pleat::estimate::Planner;
+using pleat::estimate::Row;
+
+void write(const std::string& name, const std::string& text) {
+  if (name.empty()) return;
+  std::ofstream file(name);
+  file << text;
+  if (!file.flush()) throw std::runtime_error("cannot write " + name);
+  std::cout << "wrote " << name << '\n';
+}
+
+/// Estimates of all meshes, sorted; with advice for the first `top`.
+std::vector<Row> plan(const Request& request) {
+  Planner planner(request.job);
+  std::vector<pleat::estimate::Estimate> all;
+  if (request.mesh.empty()) {
+    for (const pleat::RuntimeMesh& mesh : legal_meshes(request.job, request.wanted))
+      all.push_back(planner.estimate(mesh));
+  } else {
+    all.push_back(planner.estimate(pleat::parse_mesh(request.mesh)));
+  }
+  sort_estimates(all);
+  std::vector<Row> rows;
+  for (const auto& made : all) {
+    const bool is_shown = static_cast<int>(rows.size()) < request.top;
+    rows.push_back({made, is_shown ? advise(request.job, made) : std::vector<pleat::estimate::Advice>{}});
+  }
+  return rows;
+}
+
+void run(const Request& request) {
+  if (!request.check.empty()) {
+    std::ifstream file(request.check);
+    if (!file) throw std::runtime_error("cannot read " + request.check);
+    std::cout << check_table(read_measured(file, request));
+    return;
+  }
+  const std::vector<Row> rows = plan(request);
+  if (!request.mesh.empty()) {
+    std::cout << detail_text(request.job, rows.front());
+  } else {
+    const std::span<const Row> all(rows);
+    std::cout << draw_text(request.job,
+                           all.first(std::min(rows.size(), static_cast<std::size_t>(std::max(request.top, 0)))));
+    const auto fit = std::count_if(rows.begin(), rows.end(), [](const Row& row) {
+      return row.made.verdict != pleat::estimate::Verdict::too_large;
+    });
+    std::cout << '\n' << rows.size() << " meshes can run the job, " << fit << " of them fit\n";
+  }
+  write(request.json, to_json(request.job, rows));
+  write(request.svg, draw_svg(request.job, rows));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    const Request request = read({arguments + 1, arguments + count});
+    request.help ? void(std::cout << help_text()) : run(request);
+    if (!std::cout.flush()) throw std::runtime_error("cannot write to the standard output: is its disk full?");
+    return 0;
+  } catch (const pleat::error& error) {
+    std::cerr << "mesh_plan: " << error.what() << '\n';
+    return 2;
+  } catch (const usage_error& error) {
+    std::cerr << "mesh_plan: " << error.what() << '\n';
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "mesh_plan: " << error.what() << '\n';
+    return 1;
+  }
+}
