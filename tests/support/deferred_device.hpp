@@ -81,7 +81,8 @@ class DeferredExecutor {
 };
 static_assert(pleat::polling_executor<DeferredExecutor>);
 
-/// Has a rank and a size only: for schedules on the peer path.
+/// Has a rank and a size only: for schedules on the peer path. One thread plays all ranks, which have the same plans:
+/// what a rank tells the others when it binds is what it hears from them.
 class DeferredComm {
  public:
   using device_type = deferred_device;
@@ -91,14 +92,23 @@ class DeferredComm {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   DeferredComm split(int, int) { refuse(); }
-  void all_gather(const void*, void*, std::size_t, pleat::DType, stream_type) { refuse(); }
+  void all_gather(const void* in, void* out, std::size_t elems, pleat::DType dtype, stream_type s) {
+    const std::size_t bytes = elems * pleat::size_bytes(dtype);
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      DeferredExecutor{}.copy(static_cast<std::byte*>(out) + static_cast<std::size_t>(r) * bytes, in, bytes, s);
+    }
+  }
   void all_gather_v(const void*, void*, pleat::Counts, pleat::DType, stream_type) { refuse(); }
   void all_to_all(const void*, void*, std::size_t, pleat::DType, stream_type) { refuse(); }
   void all_to_all_v(const void*, pleat::Counts, void*, pleat::Counts, pleat::DType, stream_type) { refuse(); }
   void broadcast(void*, std::size_t, int, pleat::DType, stream_type) { refuse(); }
   void exchange(std::span<const pleat::Send>, std::span<const pleat::Recv>, pleat::DType, stream_type) { refuse(); }
   void barrier(stream_type) { refuse(); }
-  void wait(stream_type) { refuse(); }
+  void wait(stream_type s) {
+    while (!DeferredExecutor{}.is_idle(s)) {
+    }
+  }
 
  private:
   [[noreturn]] static void refuse() { pleat::fail<pleat::comm_error>("a collective on the peer path"); }

@@ -1,12 +1,14 @@
 // Dispatch and combine: token rows to the ranks of their experts and weighted results back, with their gradients.
 #pragma once
 
+#include <array>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <pleat/comm/peer_window.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/collective_rows.hpp>
 #include <pleat/moe/operand.hpp>
@@ -24,11 +26,23 @@ template <class Executor, class Comm>
 struct RowsOf<Executor, Comm, void> {
   using type = std::variant<CollectiveRows<Executor, Comm>>;
 };
-}  // namespace detail
 
-/// What a Memory may carry.
-template <class Arena>
-concept optional_arena = std::is_void_v<Arena> || symmetric_arena<Arena>;
+/// What all ranks of a group must plan alike.
+inline auto agreement_of(const DispatchPlan& plan) {
+  const DispatchShape& shape = plan.shape;
+  const DispatchOptions& options = plan.options;
+  return std::array{PlanField{"max_tokens", shape.max_tokens},
+                    PlanField{"hidden", shape.hidden},
+                    PlanField{"experts", shape.experts},
+                    PlanField{"k", shape.k},
+                    PlanField{"dtype", shape.dtype},
+                    PlanField{"transport", options.transport},
+                    PlanField{"row_alignment", options.row_alignment},
+                    PlanField{"overflow", options.overflow},
+                    PlanField{"max_rows", options.max_rows},
+                    PlanField{"arena_rows", options.arena_rows}};
+}
+}  // namespace detail
 
 /// The rows a rank's experts work on, in device memory: `rows` [capacity_rows, hidden] dtype, of which expert e has
 /// [offsets[e], offsets[e + 1]), multiples of row_alignment; `offsets` [experts_local + 1] i64. An expert's rows are in
@@ -61,8 +75,8 @@ class Dispatch {
   /// See `bind`.
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
            Stream s)
-      : Dispatch(checked(plan, ep), executor, ep, memory, Carver(memory.scratch), Carver(memory.persistent),
-                 Carver(memory.pinned_host), s) {}
+      : Dispatch(agreed(plan, ep, memory.scratch, s), executor, ep, memory, Carver(memory.scratch),
+                 Carver(memory.persistent), Carver(memory.pinned_host), s) {}
   const DispatchPlan& plan() const { return plan_; }
 
   /// x [tokens, hidden] dtype, ids [tokens, k] i32, weights [tokens, k] acc -> the rows of this rank's experts, which
@@ -211,8 +225,10 @@ class Dispatch {
     preload_leaves<leaf>();
     executor_.zero(status_, sizeof(DispatchStatus), s);
   }
-  static const DispatchPlan& checked(const DispatchPlan& plan, const GroupComm<Comm>& ep) {
+  /// The plan, once all ranks of the group have shown that they have the same.
+  static const DispatchPlan& agreed(const DispatchPlan& plan, const GroupComm<Comm>& ep, Block scratch, Stream s) {
     check_group(ep.size(), plan.ranks);
+    agree_on("moe dispatch", detail::agreement_of(plan), ep, scratch, s);
     return plan;
   }
 
@@ -275,8 +291,9 @@ class Dispatch {
   Rows rows_;
 };
 
-/// Collective over the arena's ranks in the sense of symmetric_arena. What it writes is ordered on `s`, the stream that
-/// the calls compute on. Errors: shape_error T02, comm_error C07, C08, C29, E06.
+/// Collective over the group, whose ranks compare their plans, and over the arena's ranks in the sense of
+/// symmetric_arena. What it writes is ordered on `s`, the stream that the calls compute on. Errors: shape_error T02;
+/// comm_error C36 on every rank, C07, C08, C29, E06.
 template <executor Executor, communicator Comm, optional_arena Arena>
 Dispatch<Executor, Comm, Arena> bind(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                      const Memory<Arena>& memory,

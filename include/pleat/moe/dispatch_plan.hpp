@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/comm/peer_access.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
@@ -190,7 +191,8 @@ struct DispatchPlan {
       carve_collective_tables(persistent);
       carve_pinned(pinned);
     }
-    return {.scratch = scratch.used_bytes(),
+    const std::size_t agreed = agreement_bytes(ranks);
+    return {.scratch = scratch.used_bytes() < agreed ? agreed : scratch.used_bytes(),
             .saved = saved.used_bytes(),
             .symmetric = symmetric.used_bytes(),
             .persistent = persistent.used_bytes(),

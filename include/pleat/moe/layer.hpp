@@ -1,6 +1,8 @@
 // The MoE layer in one piece: route, dispatch, experts, combine, and back.
 #pragma once
 
+#include <array>
+
 #include <pleat/moe/dispatch.hpp>
 #include <pleat/moe/experts.hpp>
 #include <pleat/moe/router.hpp>
@@ -189,7 +191,7 @@ class Layer {
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, Stream s)
-      : plan_(plan),
+      : plan_(agreed(plan, ep, memory.scratch, s)),
         executor_(executor),
         scratch_(take_scratch(plan, memory)),
         router_(plan.router),
@@ -274,6 +276,18 @@ class Layer {
   DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
 
  private:
+  /// The plan, once all ranks of the group have shown that they route alike; dispatch compares the rest.
+  static const LayerPlan& agreed(const LayerPlan& plan, const GroupComm<Comm>& ep, Block scratch, Stream s) {
+    check_group(ep.size(), plan.dispatch.ranks);
+    const RouterOptions& router = plan.router.options;
+    const std::array fields{
+        PlanField{"inner", plan.experts.shape.inner},     PlanField{"scoring", router.scoring},
+        PlanField{"renormalize", router.renormalize},     PlanField{"scale", router.scale},
+        PlanField{"expert_groups", router.expert_groups}, PlanField{"kept_groups", router.kept_groups},
+        PlanField{"group_top", router.group_top},         PlanField{"force_balance", router.force_balance}};
+    agree_on("moe layer", fields, ep, scratch, s);
+    return plan;
+  }
   /// Cuts the layer's own scratch off and leaves the parts theirs.
   static LayerPlan::Scratch take_scratch(const LayerPlan& plan, Memory<Arena>& memory) {
     Carver carver(memory.scratch);
@@ -334,8 +348,8 @@ class Layer {
   Experts<Executor> experts_;
 };
 
-/// What it writes is ordered on `s`, the stream that the calls compute on. Errors: shape_error T02, comm_error C07,
-/// C08, C29, E06.
+/// Collective as `bind` of a DispatchPlan. What it writes is ordered on `s`, the stream that the calls compute on.
+/// Errors: shape_error T02; comm_error C36 on every rank, C07, C08, C29, E06.
 template <executor Executor, communicator Comm, optional_arena Arena>
 Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
                                   const Memory<Arena>& memory,

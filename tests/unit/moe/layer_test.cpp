@@ -341,6 +341,51 @@ TEST_CASE("an arena without room is the same error on every rank, and the order 
                        shape_error);
 }
 
+TEST_CASE("ranks that plan different layers all hear which, when they bind") {
+  const moe::LayerShape shape{8, 8, 6, 8, 2};
+  struct Case {
+    const char* there;
+    const char* here;
+    moe::LayerShape shape;
+    moe::LayerOptions options;
+  };
+  const Case cases[] = {{"max_tokens=16", "max_tokens=8", {16, 8, 6, 8, 2}, {}},
+                        {"hidden=16", "hidden=8", {8, 16, 6, 8, 2}, {}},
+                        {"k=3", "k=2", {8, 8, 6, 8, 3}, {}},
+                        {"experts=16", "experts=8", {8, 8, 6, 16, 2}, {}},
+                        {"dtype=f64", "dtype=f32", {8, 8, 6, 8, 2, DType::f64}, {}},
+                        {"inner=7", "inner=6", {8, 8, 7, 8, 2}, {}},
+                        {"scale=2.5", "scale=1", shape, {.router = {.scale = 2.5}}},
+                        {"transport=peer", "transport=collective", shape, {.dispatch = {.transport = Transport::peer}}},
+                        {"overflow=drop_lowest, max_rows=4",
+                         "overflow=worst_case, max_rows=0",
+                         shape,
+                         {.dispatch = {.overflow = moe::Overflow::drop_lowest, .max_rows = 4}}}};
+  for (const Case& c : cases) {
+    std::vector<std::string> texts(3);
+    run_ranks(3, [&](ThreadComm& world) {
+      ThreadComm pair = world.split(world.rank() / 2, world.rank());  // ranks 0 and 1; rank 2 stays alone
+      const GroupComm<ThreadComm> ep(pair, GroupShape{}.append(1, pair.size()).of(0));
+      if (world.rank() == 2) return;
+      const moe::LayerPlan plan = world.rank() == 0 ? moe::plan(2, shape) : moe::plan(2, c.shape, c.options);
+      const Footprint need = plan.footprint();
+      const HostBuffer scratch(need.scratch), persistent(need.persistent), pinned(need.pinned_host + 1);
+      HostArena arena(ep, std::max<std::size_t>(need.symmetric, 1 << 16));
+      try {
+        moe::bind(plan, HostExecutor{}, ep,
+                  Memory<HostArena>{scratch.block(), persistent.block(), pinned.block(), &arena});
+      } catch (const comm_error& e) {
+        texts[static_cast<std::size_t>(world.rank())] = e.what();
+      }
+    });
+    CAPTURE(c.there);
+    CHECK(texts[0] == texts[1]);
+    CHECK(texts[0].find(std::string("pleat[C36]: rank 1 binds moe ")) == 0);
+    CHECK(texts[0].find(std::string(" with ") + c.there + ", rank 0 with " + c.here + "; plan alike") !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("the layer names what is wrong: sizes, a saved state of other shapes, logits of other tokens") {
   constexpr std::int64_t huge = std::int64_t{1} << 61;
   for (const moe::LayerShape& shape : {moe::LayerShape{8, 8, huge, 8, 2}, moe::LayerShape{8, huge, 6, 8, 2},
