@@ -1,12 +1,14 @@
 // ring_attention_bench: ring attention on two GPUs, by copies into mapped memory and by NCCL, beside the same
 // rectangles with nothing transferred. TFLOP/s per GPU count the pairs that are seen. Both ways must give the same
-// bits.
+// bits. Packed documents, of lengths drawn by the seed, stand beside one document of as many operations.
 //
-//   ring_attention_bench [--quick] [--mode threads|processes] [--json <file>] [--check]
+//   ring_attention_bench [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed <number>]
 //
 // Exit code 77 where there are fewer than two GPUs; 1 when bits differ or time is up; 3 with --check when a bar is
 // missed. The same rows of PyTorch: peers/context_parallel.py.
+#include <numeric>
 #include <optional>
+#include <random>
 
 #include <pleat/attention/cuda/leaf.cuh>
 #include <pleat/attention/ring.hpp>
@@ -67,27 +69,50 @@ struct Heads {
   const char* name;
   int q, kv, qk_dim, v_dim;
 };
-/// TFLOP/s per GPU that a row has to reach; 0: none.
-struct Bars {
+/// TFLOP/s per GPU, of a row or that one has to reach; 0: none.
+struct Rates {
   double forward = 0, backward = 0;
 };
+/// What is attended over. Empty boundaries: one document.
+struct Stream {
+  std::string name;
+  std::int64_t tokens;
+  std::vector<std::int64_t> cu_seqlens{};
+  std::optional<ring::Layout> layout{};
+};
+Stream one_document(std::int64_t tokens) {
+  return {std::to_string(tokens / 1024) + "k", tokens};
+}
+/// Boundaries of documents of log-normal lengths that fill the stream.
+std::vector<std::int64_t> log_normal(std::int64_t tokens, double mean, double sigma, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal(std::log(mean) - sigma * sigma / 2, sigma);
+  std::vector<std::int64_t> cu_seqlens{0};
+  while (cu_seqlens.back() < tokens) {
+    cu_seqlens.push_back(
+        std::min(tokens, cu_seqlens.back() + 1 + static_cast<std::int64_t>(std::exp(normal(generator)))));
+  }
+  return cu_seqlens;
+}
 
 class Rank {
  public:
   Rank(NcclComm& world, Report& report, std::size_t window_bytes)
       : site_(world, comm_bench::mib, window_bytes), report_(report) {}
 
-  /// `ctas_beside_nccl`: also with so many CTAs, which leaves multiprocessors to NCCL; 0: without.
-  void run(const Heads& heads, std::int64_t tokens, const Bars& bars, int ctas_beside_nccl = 0) {
+  /// `ctas_beside_nccl`: also with so many CTAs, which leaves multiprocessors to NCCL; 0: without. Returns the rates by
+  /// copies.
+  Rates run(const Heads& heads, const Stream& stream, const Rates& bars, int ctas_beside_nccl = 0) {
     const auto plan_of = [&](Transport transport, int max_ctas = 0) {
       return ring::plan(comm_bench::ranks,
-                        {.tokens = tokens,
+                        {.tokens = stream.tokens,
                          .q_heads = heads.q,
                          .kv_heads = heads.kv,
                          .qk_dim = heads.qk_dim,
                          .v_dim = heads.v_dim,
-                         .dtype = DType::bf16},
-                        {.transport = transport, .max_ctas = max_ctas});
+                         .dtype = DType::bf16,
+                         .cu_seqlens = stream.cu_seqlens},
+                        {.transport = transport, .layout = stream.layout, .max_ctas = max_ctas});
     };
     const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective);
     const std::int64_t local = peer.local_tokens(site_.rank());
@@ -139,16 +164,36 @@ class Rank {
                                schedule.backward(nothing, s, work, tensors, {dout.ref, dq.ref, {dk.ref, dv.ref}});
                              });
 
-    const double pairs = static_cast<double>(tokens) * static_cast<double>(tokens) / 2 * heads.q / comm_bench::ranks;
-    add(heads, tokens, "forward", 2 * pairs * (heads.qk_dim + heads.v_dim), pushed.forward, exchanged.forward,
-        alone.forward, bars.forward);
-    add(heads, tokens, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
-        exchanged.backward, alone.backward, bars.backward);
+    const std::vector<double> of_ranks = pairs_of_ranks(peer.spans, peer.shape.cu_seqlens, true);
+    const double pairs = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) * heads.q / comm_bench::ranks;
+    const Rates rates{add(heads, stream, "forward", 2 * pairs * (heads.qk_dim + heads.v_dim), pushed.forward,
+                          exchanged.forward, alone.forward, bars.forward),
+                      add(heads, stream, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
+                          exchanged.backward, alone.backward, bars.backward)};
+    if (!stream.cu_seqlens.empty()) {
+      report_.line("%43s %zu documents, %s: max/mean work of ranks %.4f (goal 1.02)", "", stream.cu_seqlens.size() - 1,
+                   name_of(peer.layout), imbalance(of_ranks));
+    }
     if (beside) {
       const std::string way = "by NCCL, " + std::to_string(ctas_beside_nccl) + " CTAs";
       report_.add({"  forward", way, 0, beside->forward, 0, alone.forward});
       report_.add({"  backward", way, 0, beside->backward, 0, alone.backward});
     }
+    return rates;
+  }
+
+  /// Packed documents by each split that suits them, held to 0.8 of the rate of one document that takes as many
+  /// operations.
+  void run_packed(const Heads& heads, std::int64_t tokens, unsigned seed) {
+    const std::vector<std::int64_t> cu_seqlens = log_normal(tokens, 2048, 1, seed);
+    const double pairs = visible_pairs({0, tokens}, cu_seqlens, true);
+    const auto equal = static_cast<std::int64_t>(std::sqrt(2 * pairs)) / 1024 * 1024;
+    const Rates dense = run(heads, one_document(equal), {});
+    const Stream packed{"packed " + std::to_string(tokens / 1024) + "k", tokens, cu_seqlens};
+    run(heads, packed, {0.8 * dense.forward, 0.8 * dense.backward});
+    Stream by_zigzag = packed;
+    by_zigzag.layout = ring::Layout::zigzag;
+    run(heads, by_zigzag, {});
   }
 
  private:
@@ -174,9 +219,9 @@ class Rank {
     return {std::move(memory), ref};
   }
 
-  void add(const Heads& heads, std::int64_t tokens, const char* pass, double flops, double pushed_us,
-           double exchanged_us, double alone_us, double bar) {
-    const std::string name = std::string(heads.name) + " " + std::to_string(tokens / 1024) + "k";
+  double add(const Heads& heads, const Stream& stream, const char* pass, double flops, double pushed_us,
+             double exchanged_us, double alone_us, double bar) {
+    const std::string name = std::string(heads.name) + " " + stream.name;
     std::vector<comm_bench::Bar> bars;
     if (bar > 0) {
       bars.push_back({std::to_string(static_cast<int>(bar)) + " TFLOP/s", flops / bar / 1e6});
@@ -185,6 +230,7 @@ class Rank {
     report_.add({name, std::string(pass) + " by copies", 0, pushed_us, 0, alone_us}, bars);
     report_.line("%43s %.0f TFLOP/s; nothing transferred %.0f", "", flops / pushed_us / 1e6, flops / alone_us / 1e6);
     report_.add({name, std::string(pass) + " by NCCL", 0, exchanged_us, 0, alone_us});
+    return flops / pushed_us / 1e6;
   }
 
   Site site_;
@@ -194,16 +240,18 @@ class Rank {
 
 int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
   Report report(world.rank() == 0, options.worker, options.json);
-  Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{12}) << 30);
+  Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{20}) << 30);
   report.title("ring attention, bf16, causal, two GPUs; floor: nothing transferred");
   const Heads mha{"32/32 d128", 32, 32, 128, 128};
-  rank.run(mha, 16384, {540, 400}, 116);
+  const auto seed = static_cast<unsigned>(std::stoul(options.value("--seed", "1")));
+  rank.run(mha, one_document(16384), {540, 400}, 116);
   if (!options.quick) {
-    rank.run(mha, 32768, {560, 440});
-    rank.run(mha, 65536, {580, 480});
+    rank.run(mha, one_document(32768), {560, 440});
+    rank.run(mha, one_document(65536), {580, 480});
+    rank.run_packed(mha, 65536, seed);
     for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
                                Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
-      rank.run(heads, 32768, {});
+      rank.run(heads, one_document(32768), {});
     }
   }
   if (world.rank() == 0)
@@ -214,5 +262,5 @@ int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return two_ranks::run("ring_attention_bench", argc, argv, {}, work);
+  return two_ranks::run("ring_attention_bench", argc, argv, {"--seed"}, work);
 }
