@@ -61,35 +61,38 @@ inline std::vector<Measured> read_measured(std::istream& in, const Request& defa
   return all;
 }
 
-inline std::string check_table(const std::vector<Measured>& all) {
+/// Estimates beside what was measured.
+struct Comparison {
+  std::string table;
+  double worst_percent = 0;  ///< of memory
+};
+inline Comparison compare(const std::vector<Measured>& all) {
   using pleat::estimate::detail::fixed, pleat::estimate::detail::left;
-  std::string text = left("mesh", 24) + left("model", 18) +
-                     "sequence  GiB estimated   measured     off    step ms at least   measured   times\n";
-  double worst = 0;
+  Comparison made;
+  made.table = left("mesh", 24) + left("model", 18) +
+               "sequence   GiB: estimate   measured      off    ms: at least   measured   times\n";
   int compared = 0;
   for (const Measured& m : all) {
     const pleat::estimate::Job& job = m.request.job;
     pleat::estimate::Planner planner(job);
-    const auto made = planner.estimate(pleat::parse_mesh(m.request.mesh));
-    const double gib = made.memory.total() / (1 << 30), ms = made.step_seconds * 1e3;
-    text += left(m.request.mesh, 24) + left(job.model.name, 18) + fixed(static_cast<double>(job.sequence), 0, 8) +
-            fixed(gib, 3, 15);
+    const auto estimate = planner.estimate(pleat::parse_mesh(m.request.mesh));
+    const double gib = estimate.memory.total() / (1 << 30), ms = estimate.step_seconds * 1e3;
+    std::string memory(20, ' '), time;
     if (m.peak_gib) {
-      const double off = 100 * (gib / *m.peak_gib - 1);
-      worst = std::max(worst, std::abs(off));
+      const double percent = 100 * (gib / *m.peak_gib - 1);
+      memory = fixed(*m.peak_gib, 3, 11) + fixed(percent, 2, 8) + '%';
+      made.worst_percent = std::max(made.worst_percent, std::abs(percent));
       ++compared;
-      text += fixed(*m.peak_gib, 3, 11) + fixed(off, 1, 7) + " %";
-    } else {
-      text += left("", 20);
     }
-    text += fixed(ms, 2, 18);
-    if (m.step_ms) text += fixed(*m.step_ms, 2, 11) + fixed(*m.step_ms / ms, 2, 8);
-    text += '\n';
+    if (m.step_ms) time = fixed(*m.step_ms, 2, 11) + fixed(*m.step_ms / ms, 2, 8);
+    made.table += left(m.request.mesh, 24) + left(job.model.name, 18) + fixed(static_cast<double>(job.sequence), 0, 8) +
+                  fixed(gib, 3, 16) + memory + fixed(ms, 2, 16) + time + '\n';
   }
   if (compared > 0) {
-    text += "memory: " + fixed(worst, 1) + " % off at most, of " + std::to_string(compared) + " configurations\n";
+    made.table += "memory: at most " + fixed(made.worst_percent, 2) + " % off in " + std::to_string(compared) +
+                  " configurations\n";
   }
-  return text;
+  return made;
 }
 
 }  // namespace mesh_plan

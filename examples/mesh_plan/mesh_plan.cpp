@@ -36,12 +36,14 @@ std::vector<Row> plan(const Request& request) {
   return rows;
 }
 
-void run(const Request& request) {
+/// Whether what was asked for holds.
+bool run(const Request& request) {
   if (!request.check.empty()) {
     std::ifstream file(request.check);
     if (!file) throw std::runtime_error("cannot read " + request.check);
-    std::cout << check_table(read_measured(file, request));
-    return;
+    const Comparison made = compare(read_measured(file, request));
+    std::cout << made.table;
+    return request.within == 0 || made.worst_percent <= request.within;
   }
   const std::vector<Row> rows = plan(request);
   if (!request.mesh.empty()) {
@@ -57,6 +59,7 @@ void run(const Request& request) {
   }
   write(request.json, to_json(request.job, rows));
   write(request.svg, draw_svg(request.job, rows));
+  return true;
 }
 
 }  // namespace
@@ -64,9 +67,14 @@ void run(const Request& request) {
 int main(int count, char** arguments) {
   try {
     const Request request = read({arguments + 1, arguments + count});
-    request.help ? void(std::cout << help_text()) : run(request);
+    bool holds = true;
+    if (request.help) {
+      std::cout << help_text();
+    } else {
+      holds = run(request);
+    }
     if (!std::cout.flush()) throw std::runtime_error("cannot write to the standard output: is its disk full?");
-    return 0;
+    return holds ? 0 : 1;
   } catch (const pleat::error& error) {
     std::cerr << "mesh_plan: " << error.what() << '\n';
     return 2;

@@ -23,6 +23,7 @@ struct Request {
   pleat::estimate::Wanted wanted;
   int top = 20;
   std::string json, svg, check;
+  double within = 0;  ///< percent, of --check; 0: any
   bool help = false;
 };
 
@@ -167,6 +168,8 @@ inline std::vector<Setting> settings() {
       file("svg", "also draw the first meshes", &Request::svg),
       file("check", "compare with measured runs: CSV whose columns are settings, peak-gib and step-ms",
            &Request::check),
+      {"within", "P", "with check: fail when an estimate of memory is off by more, in percent",
+       [](Request& r, std::string_view text) { r.within = number<double>("within", text); }},
   };
 }
 

@@ -252,5 +252,7 @@ TEST_CASE("measured runs are compared line by line") {
   CHECK(measured[0].request.job.batch == 8);
   CHECK(measured[0].request.job.world == 8);
   CHECK(measured[1].peak_gib == 0.5);
-  CHECK(check_table(measured).find("of 2 configurations") != std::string::npos);
+  const mesh_plan::Comparison made = compare(measured);
+  CHECK(made.table.find("in 2 configurations") != std::string::npos);
+  CHECK(made.worst_percent > 90);  // of a GiB and a half
 }
