@@ -83,8 +83,8 @@ class RingAttention {
                         "; make it by documents() of the operation's plan");
     }
     if (plan_->compares_documents) {
-      agree_on("documents of ring attention", std::array{PlanField{"hash of documents and split", work.hash()}}, group_,
-               scratch_, s);
+      agree_on("documents of ring attention",
+               std::array<PlanField, 1>{PlanField{"hash of documents and split", work.hash()}}, group_, scratch_, s);
     }
     return PlacedWork(work, rank_, staging, memory, executor_, s);
   }
