@@ -69,7 +69,7 @@ struct Comparison {
 inline Comparison compare(const std::vector<Measured>& all) {
   using pleat::estimate::detail::fixed, pleat::estimate::detail::left;
   Comparison made;
-  made.table = left("mesh", 24) + left("model", 18) +
+  made.table = left("mesh", 24) + left("layers", 16) +
                "sequence   GiB: estimate   measured      off    ms: at least   measured   times\n";
   int compared = 0;
   for (const Measured& m : all) {
@@ -85,8 +85,10 @@ inline Comparison compare(const std::vector<Measured>& all) {
       ++compared;
     }
     if (m.step_ms) time = fixed(*m.step_ms, 2, 11) + fixed(*m.step_ms / ms, 2, 8);
-    made.table += left(m.request.mesh, 24) + left(job.model.name, 18) + fixed(static_cast<double>(job.sequence), 0, 8) +
-                  fixed(gib, 3, 16) + memory + fixed(ms, 2, 16) + time + '\n';
+    made.table += left(m.request.mesh, 24) +
+                  left(std::to_string(job.model.layers) + " of " + std::to_string(job.model.hidden), 16) +
+                  fixed(static_cast<double>(job.sequence), 0, 8) + fixed(gib, 3, 16) + memory + fixed(ms, 2, 16) +
+                  time + '\n';
   }
   if (compared > 0) {
     made.table += "memory: at most " + fixed(made.worst_percent, 2) + " % off in " + std::to_string(compared) +

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the trainer on many meshes and compares its memory with the estimates.
 
-Run: measure.py TRAIN_MOE MESH_PLAN [--gpu] [--csv FILE] [--only N,N..]
+Run: measure.py TRAIN_MOE MESH_PLAN [--gpu] [--text FILE] [--csv FILE] [--only N,N..]
 Without --gpu small models on host ranks, in f64; with --gpu large ones in bf16, whose step times are compared as well.
 """
 import argparse
@@ -63,12 +63,12 @@ DEFAULTS = {"vocabulary": 256, "dense-layers": 0, "dense-inner": 96, "shared": 0
             "micro-batch": 1, "lora": 0, "nope-dim": 16, "rope-dim": 8, "value-dim": 16, "transport": "peer", "balance": "global"}
 
 
-def run(train_moe, mesh, settings, dtype, steps):
+def run(train_moe, text, mesh, settings, dtype, steps):
     """Peak in GiB of the rank that has most, and the time of a step in ms."""
     flags = {"mesh": mesh, "dtype": dtype, "steps": steps, **settings}
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "log.json"
-        command = [train_moe, "--quiet", "--json", str(log)]
+        command = [train_moe, "--quiet", "--json", str(log)] + (["--text", text] if text else [])
         for name, value in flags.items():
             command += [f"--{name}"] + ([] if value is None else [str(value)])
         done = subprocess.run(command, capture_output=True, text=True)
@@ -100,7 +100,8 @@ def main():
     parser.add_argument("train_moe")
     parser.add_argument("mesh_plan")
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--csv")
+    parser.add_argument("--text", help="to train on; of as many bytes as a step has tokens")
+    parser.add_argument("--csv", help="keep what was measured here")
     parser.add_argument("--only", help="numbers of configurations")
     options = parser.parse_args()
     chosen = GPU if options.gpu else HOST
@@ -112,7 +113,7 @@ def main():
         settings = {**DEFAULTS, **({} if options.gpu else SMALL), **changes}
         settings["batch"] = settings.pop("micro-batches", 1) * settings["micro-batch"] * degrees["dp"]
         try:
-            peak, step = run(options.train_moe, mesh, settings, "bf16" if options.gpu else "f64", 4 if options.gpu else 1)
+            peak, step = run(options.train_moe, options.text, mesh, settings, "bf16" if options.gpu else "f64", 4 if options.gpu else 1)
         except RuntimeError as failure:
             print(failure, file=sys.stderr)
             failures += 1
