@@ -30,7 +30,8 @@ class Mailboxes {
       : world_(std::move(world)),
         place_(world_->make_place()),
         world_ranks_(std::move(world_ranks)),
-        boxes_(world_ranks_.size() * world_ranks_.size()) {}
+        boxes_(world_ranks_.size() * world_ranks_.size()),
+        posts_(world_ranks_.size()) {}
 
   /// Posts all sends, takes all receives in order, returns when the sends have been taken too. Errors: comm_error C06
   /// on both sides when a pair's element counts or dtypes differ; C06 when a peer is no rank; T01, C05 as `bytes_of`.
@@ -39,8 +40,9 @@ class Mailboxes {
     world_->enter(world_ranks_[static_cast<std::size_t>(rank)], "exchange");
     for (const Send& send : tx) check(send.peer, send.elems, dtype);
     for (const Recv& recv : rx) check(recv.peer, recv.elems, dtype);
-    std::vector<Post> posts;  // stays in place: peers hold pointers into it
-    posts.reserve(tx.size());
+    std::vector<Post>& posts = posts_[static_cast<std::size_t>(rank)];
+    posts.clear();
+    posts.reserve(tx.size());  // it stays in place: peers hold pointers into it
     executor.record(events.sent, s);
     std::unique_lock lock(place_->mutex);
     try {
@@ -92,7 +94,7 @@ class Mailboxes {
           require_not_refused(rank, posts);
           return !inbox.empty();
         },
-        [&] { return std::vector<int>{sender}; }, "exchange, receiving from rank ", sender);
+        [&](auto visit) { visit(sender); }, "exchange, receiving from rank ", sender);
     Post& post = *inbox.front();
     inbox.pop_front();
     if (post.elems != recv.elems || post.dtype != dtype) {
@@ -130,7 +132,7 @@ class Mailboxes {
             require_not_refused(rank, posts);
             return post.state == State::taken;
           },
-          [&] { return std::vector<int>{receiver}; }, "exchange, sending to rank ", receiver);
+          [&](auto visit) { visit(receiver); }, "exchange, sending to rank ", receiver);
     }
   }
   /// A refused message ends its sender's batch wherever the sender waits.
@@ -157,6 +159,7 @@ class Mailboxes {
   const std::shared_ptr<WaitingPlace> place_;
   const std::vector<int> world_ranks_;
   std::vector<std::deque<Post*>> boxes_;
+  std::vector<std::vector<Post>> posts_;  // [rank]: of its batch, kept so that the next allocates nothing
 };
 
 }  // namespace pleat::inline v0::detail

@@ -1,7 +1,10 @@
 // Reproducible sums over ranks, written once: move all terms, then add them in rank order.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include <pleat/comm/group_comm.hpp>
@@ -9,11 +12,30 @@
 
 namespace pleat::inline v0 {
 
-/// How `elems` elements fall to `ranks` ranks: the first `elems % ranks` get one more.
+namespace detail {
+/// A value per rank, which up to 256 ranks allocate nothing for: sums stand in hot paths.
+template <class T>
+class RankArray {
+ public:
+  explicit RankArray(std::size_t ranks) : size_(ranks) {
+    if (ranks > few_.size()) many_.resize(ranks);
+  }
+  std::span<T> get() { return {many_.empty() ? few_.data() : many_.data(), size_}; }
+
+ private:
+  std::size_t size_;
+  std::array<T, 256> few_;
+  std::vector<T> many_;
+};
+}  // namespace detail
+
+/// How `elems` elements fall to `counts.size()` ranks: the first `elems % ranks` get one more.
+inline void balance_counts(std::size_t elems, std::span<std::size_t> counts) {
+  for (std::size_t r = 0; r < counts.size(); ++r) counts[r] = elems / counts.size() + (r < elems % counts.size());
+}
 inline std::vector<std::size_t> balanced_counts(std::size_t elems, int ranks) {
-  const auto n = static_cast<std::size_t>(ranks);
-  std::vector<std::size_t> counts(n, elems / n);
-  for (std::size_t r = 0; r < elems % n; ++r) ++counts[r];
+  std::vector<std::size_t> counts(static_cast<std::size_t>(ranks));
+  balance_counts(elems, counts);
   return counts;
 }
 
@@ -33,12 +55,13 @@ void reduce_scatter_ordered(const GroupComm<Comm>& comm, const void* in, DType w
   using leaf = core_leaf<typename Comm::device_type>;
   const auto ranks = static_cast<std::size_t>(comm.size());
   const std::size_t mine = counts[static_cast<std::size_t>(comm.rank())];
-  const std::vector<std::size_t> recv(ranks, mine);
+  detail::RankArray<std::size_t> recv(ranks);
+  std::fill(recv.get().begin(), recv.get().end(), mine);
   auto* parts = Carver(scratch).take_bytes(mine * ranks * size_bytes(wire));
-  comm.all_to_all_v(in, counts, parts, recv, wire, s);
-  std::vector<const void*> terms(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) terms[r] = parts + r * mine * size_bytes(wire);
-  leaf::sum_ranks(out, out_dtype, terms, wire, mine, accumulate, s);
+  comm.all_to_all_v(in, counts, parts, recv.get(), wire, s);
+  detail::RankArray<const void*> terms(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) terms.get()[r] = parts + r * mine * size_bytes(wire);
+  leaf::sum_ranks(out, out_dtype, terms.get(), wire, mine, accumulate, s);
 }
 
 /// Bytes of scratch `all_reduce_ordered` needs.
@@ -54,7 +77,9 @@ template <communicator Comm>
 void all_reduce_ordered(const GroupComm<Comm>& comm, void* buffer, std::size_t elems, DType dtype, Block scratch,
                         typename Comm::stream_type s) {
   if (comm.size() == 1) return;
-  const std::vector<std::size_t> counts = balanced_counts(elems, comm.size());
+  detail::RankArray<std::size_t> balanced(static_cast<std::size_t>(comm.size()));
+  const std::span<std::size_t> counts = balanced.get();
+  balance_counts(elems, counts);
   const std::size_t most = counts.front();
   Carver memory(scratch);
   const std::size_t parts_bytes = reduce_scatter_scratch_bytes(most, comm.size(), dtype);

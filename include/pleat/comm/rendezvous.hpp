@@ -58,7 +58,7 @@ class Rendezvous {
       begin_generation();
     } else {
       world_->wait(
-          *place_, lock, world_ranks_[me], [&] { return generation_ != mine; }, [&] { return absent(); },
+          *place_, lock, world_ranks_[me], [&] { return generation_ != mine; }, [&](auto visit) { for_each_absent(visit); },
           call.operation, " of ", size(), " ranks");
     }
     if (disagreement_.size() != 0) throw comm_error(disagreement_);
@@ -84,12 +84,11 @@ class Rendezvous {
     ++generation_;
     place_->changed.notify_all();
   }
-  std::vector<int> absent() const {
-    std::vector<int> ranks;
+  template <class Visit>
+  void for_each_absent(Visit visit) const {
     for (std::size_t r = 0; r < is_here_.size(); ++r) {
-      if (!is_here_[r]) ranks.push_back(world_ranks_[r]);
+      if (!is_here_[r]) visit(world_ranks_[r]);
     }
-    return ranks;
   }
 
   template <class... Parts>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -20,13 +19,51 @@
 namespace pleat::inline v0 {
 
 namespace detail {
+/// A queue that allocates only to grow.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const { return count_ == 0; }
+  T& front() { return *items_[first_]; }
+  void push(T item) {
+    if (count_ == items_.size()) reserve(2 * count_ + 2);
+    items_[(first_ + count_++) % items_.size()] = std::move(item);
+  }
+  T pop() {
+    T item = *std::exchange(items_[first_], std::nullopt);
+    first_ = (first_ + 1) % items_.size();
+    --count_;
+    return item;
+  }
+  void reserve(std::size_t count) {
+    if (count <= items_.size()) return;
+    std::vector<std::optional<T>> items(count);
+    for (std::size_t i = 0; i < count_; ++i) items[i] = std::move(items_[(first_ + i) % items_.size()]);
+    items_.swap(items);
+    first_ = 0;
+  }
+
+ private:
+  std::vector<std::optional<T>> items_;
+  std::size_t first_ = 0, count_ = 0;
+};
+
 /// What the ranks of an arena share: a block each, and the signals each has received and not yet awaited.
 template <executor Executor, class Buffer>
 struct ThreadArenaState {
   using event_type = typename Executor::event_type;
   struct Source {
-    std::vector<std::deque<event_type>> signals;  // [channel]; an event per signal, recorded by the source
-    std::vector<event_type> spare;                // awaited ones, for the source's next signals
+    std::vector<Fifo<event_type>> signals;  // [channel]; an event per signal, recorded by the source
+    std::vector<event_type> spare;          // awaited ones, for the source's next signals
+
+    /// A signal may come before its receiver has opened the window, so both make the channels. Credits keep at most two
+    /// signals of a channel under way.
+    void make_channels(std::size_t count) {
+      if (count <= signals.size()) return;
+      signals.resize(count);
+      for (auto& channel : signals) channel.reserve(2);
+      spare.reserve(2 * count);
+    }
   };
   struct Inbox {
     std::shared_ptr<WaitingPlace> place;
@@ -100,7 +137,7 @@ class BasicThreadPeers {
     executor_.record(*event, s);
     {
       const std::lock_guard lock(inbox.place->mutex);
-      signals(inbox, rank_, channel).push_back(std::move(*event));
+      signals(inbox, rank_, channel).push(std::move(*event));
     }
     inbox.place->changed.notify_all();
   }
@@ -116,23 +153,20 @@ class BasicThreadPeers {
     std::unique_lock lock(inbox.place->mutex);
     arena_->world->wait(
         *inbox.place, lock, world_rank(rank_), [&] { return !signals(inbox, peer, channel).empty(); },
-        [&] { return std::vector<int>{source}; }, name_, is_named ? ": " : "", "await of signal ", number,
-        " on channel ", channel, " from rank ", source);
+        [&](auto visit) { visit(source); }, name_, is_named ? ": " : "", "await of signal ", number, " on channel ",
+        channel, " from rank ", source);
     auto& queue = signals(inbox, peer, channel);
     executor_.wait(s, queue.front());
-    inbox.sources[member(peer)].spare.push_back(std::move(queue.front()));
-    queue.pop_front();
+    inbox.sources[member(peer)].spare.push_back(queue.pop());
   }
 
  private:
   std::size_t member(int peer) const { return static_cast<std::size_t>(members_[static_cast<std::size_t>(peer)]); }
   int world_rank(int peer) const { return arena_->world_ranks[member(peer)]; }
-  /// A signal may come before its receiver has opened the window, so channels appear when they are first used.
   auto& signals(typename State::Inbox& inbox, int source, int channel) const {
-    auto& channels = inbox.sources[member(source)].signals;
-    const auto at = static_cast<std::size_t>(place_.first_channel + channel);
-    if (channels.size() <= at) channels.resize(at + 1);
-    return channels[at];
+    auto& from = inbox.sources[member(source)];
+    from.make_channels(static_cast<std::size_t>(place_.first_channel + channels_));
+    return from.signals[static_cast<std::size_t>(place_.first_channel + channel)];
   }
 
   std::shared_ptr<State> arena_;

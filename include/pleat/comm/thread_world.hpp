@@ -92,8 +92,9 @@ class ThreadWorld {
   }
 
   /// Blocks world rank `rank` until `ready()`. `lock` holds the place's mutex, under which both callables run.
-  /// `missing()` gives the world ranks that have not come yet. `operation...` are the parts of its description. Whoever
-  /// takes the place's mutex after a wait on it has thrown sees the failure.
+  /// `missing(visit)` calls visit(world rank) for each that has not come yet. `operation...` are the parts of its
+  /// description. Whoever takes the place's mutex after a wait on it has thrown sees the failure. Allocates nothing but
+  /// to fail.
   template <class Ready, class Missing, class... Operation>
   void wait(WaitingPlace& place, std::unique_lock<std::mutex>& lock, int rank, Ready ready, Missing missing,
             const Operation&... operation) {
@@ -101,20 +102,25 @@ class ThreadWorld {
     bool in_time = true;
     while (!ready()) {
       require_no_failure(rank, operation...);
-      const std::vector<int> absent = missing();
-      const auto returned = std::find_if(absent.begin(), absent.end(),
-                                         [&](int r) { return has_returned_[static_cast<std::size_t>(r)].load(); });
-      if (returned != absent.end()) {
+      int returned = -1;
+      bool is_missing = false;
+      missing([&](int r) {
+        if (returned < 0 && has_returned_[static_cast<std::size_t>(r)]) returned = r;
+        is_missing = is_missing || r == rank;
+      });
+      if (returned >= 0) {
         give_up(lock, rank,
-                message_of("pleat[C03]: rank ", *returned, " has returned, while rank ", rank, " waits for it in ",
+                message_of("pleat[C03]: rank ", returned, " has returned, while rank ", rank, " waits for it in ",
                            operation..., "; all ranks of a group must make the same calls"));
       }
-      if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
+      if (is_missing) {
         give_up(lock, rank,
                 message_of("pleat[C03]: rank ", rank, " waits for itself in ", operation...,
                            "; what a rank awaits of itself comes before the wait"));
       }
       if (!in_time) {
+        std::vector<int> absent;
+        missing([&](int r) { absent.push_back(r); });
         give_up(lock, rank,
                 message_of("pleat[C04]: rank ", rank, " waited ", deadline_.count(), " ms in ", operation...,
                            " for rank ", List<int>{absent.data(), absent.size()}, ", last seen in ",

@@ -21,7 +21,7 @@ std::string wait_of(ThreadWorld& world, const std::function<bool()>& ready) {
   std::unique_lock lock(place->mutex);
   try {
     world.wait(
-        *place, lock, 0, ready, [] { return std::vector<int>{1}; }, "a wait of ", 2, " ranks");
+        *place, lock, 0, ready, [](auto visit) { visit(1); }, "a wait of ", 2, " ranks");
   } catch (const comm_error& e) {
     return e.what();
   }
