@@ -3,8 +3,10 @@
 
 #include <pleat/core/host/executor.hpp>
 #include <pleat/core/host/leaf.hpp>
+#include <pleat/fsdp/agreement.hpp>
 #include <pleat/fsdp/gatherer.hpp>
 #include <pleat/fsdp/layout.hpp>
+#include <pleat/fsdp/order_check.hpp>
 #include <pleat/fsdp/plan.hpp>
 #include <pleat/fsdp/reducer.hpp>
 #include <pleat/fsdp/shard_memory.hpp>

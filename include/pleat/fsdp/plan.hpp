@@ -9,6 +9,7 @@
 
 #include <pleat/comm/ordered_sum.hpp>
 #include <pleat/comm/peer_access.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/footprint.hpp>
@@ -55,6 +56,10 @@ struct Options {
   /// Multiprocessors that a sum of gradients takes at most, beside what computes; 0: as many as are free. 10 nearly
   /// fill an NVLink of 450 GB/s; where transfers bound the step, 16 hold their own against the gathers.
   int reduce_ctas = 10;
+  /// Whether ranks compare each gather and each sum before it: one that uses units in another order is an error (F20)
+  /// and not a wait until the deadline or, by collectives, the values of another unit. For finding faults: each call
+  /// waits for the ranks. Not in graphs.
+  bool check_order = false;
 };
 
 /// What the units of one kind share: their group's size and the buffers that hold whole units.
@@ -96,6 +101,7 @@ struct Plan {
   Transport transport = Transport::collective;
   int prefetch = 1;
   int reduce_ctas = 0;
+  bool check_order = false;
   std::array<KindPlan, 2> per_kind;
 
   const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
@@ -145,11 +151,16 @@ struct Plan {
     }
     return bytes;
   }
+  /// Words by which ranks compare their calls; none in groups of one.
+  std::size_t order_words() const {
+    return check_order ? static_cast<std::size_t>(std::max(sizes.dense, sizes.expert)) : 0;
+  }
   /// The largest of any rank: shards may differ in size.
   Footprint footprint() const {
     Carver persistent;
     for (const UnitLayout& unit : layouts) carve_shard(persistent, unit);
     persistent.take_bytes(workspace_bytes());
+    persistent.take<std::int64_t>(order_words());
     std::size_t symmetric = 0;
     int channels_of_all = 0;
     for (const Param kind : {Param::dense, Param::expert}) {
@@ -157,7 +168,9 @@ struct Plan {
       symmetric += window_bytes(kind);
       channels_of_all += channels(kind);
     }
-    return {.symmetric = symmetric, .persistent = persistent.used_bytes(), .channels = channels_of_all};
+    const int most_ranks = std::max({sizes.dense, sizes.expert, sizes.replicas});
+    const std::size_t bytes = std::max(persistent.used_bytes(), agreement_bytes(most_ranks));  // at bind only
+    return {.symmetric = symmetric, .persistent = bytes, .channels = channels_of_all};
   }
 };
 
@@ -204,6 +217,7 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   made.transport = options.transport;
   made.prefetch = options.prefetch;
   made.reduce_ctas = options.reduce_ctas;
+  made.check_order = options.check_order;
   if (sizes.dense < 1 || sizes.expert < 1 || sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0) {
     fail<shape_error>("pleat[F08]: groups of ", sizes.dense, " (dense) and ", sizes.expert, " (expert) ranks, ",
                       sizes.replicas, " replicas, a prefetch of ", options.prefetch, " and ", options.reduce_ctas,

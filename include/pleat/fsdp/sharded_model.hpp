@@ -1,6 +1,7 @@
 // ShardedModel: sharded parameters for a trainer that exists: one object with its memory, used where weights were.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -25,6 +26,8 @@ struct ModelOptions {
   std::optional<Transport> transport = {};
   int prefetch = 1;
   int reduce_ctas = Options{}.reduce_ctas;
+  /// See Options: for finding a rank that uses units in another order.
+  bool check_order = false;
   /// Of the world, without pipeline: see RuntimeMesh::fold.
   int ep = 1;
   int replicas = 1;
@@ -52,10 +55,11 @@ class ShardedModel {
   using sharder_type = Sharder<executor_type, Comm, Arena>;
 
   /// Collective over `world`, which must outlive the model. `streams` are borrowed; makes communicators, memory and,
-  /// where peers are mapped, an arena. Errors: those of RuntimeMesh::fold, `plan`, the arena and `bind`.
+  /// where peers are mapped, an arena. Errors: comm_error C36 on every rank when a rank has other units or options;
+  /// those of RuntimeMesh::fold, `plan`, the arena and `bind`.
   ShardedModel(Comm& world, std::span<const UnitSpec> units, const ShardStreams<stream_type>& streams,
                const ModelOptions& options = {})
-      : world_(&world),
+      : world_(agreed(world, units, streams.compute, options)),
         streams_(streams),
         comms_(RuntimeMesh::fold({.world = world.size(), .ep = options.ep, .replicas = options.replicas}), world),
         op_(make(units, options)) {
@@ -115,6 +119,18 @@ class ShardedModel {
  private:
   using Buffer = buffer_for<typename Comm::device_type>;
 
+  /// The world, once its ranks have shown that they describe the same model: what follows is collective.
+  static Comm* agreed(Comm& world, std::span<const UnitSpec> units, stream_type s, const ModelOptions& options) {
+    const GroupComm<Comm> everybody(world);
+    const Buffer scratch(agreement_bytes(world.size()));
+    const int transport = options.transport ? static_cast<int>(*options.transport) : -1;
+    agree_on("sharded model",
+             std::array<PlanField, 5>{PlanField{"units", units.size()},
+                                      PlanField{"hash of units", detail::hash_of(units)}, PlanField{"ep", options.ep},
+                                      PlanField{"replicas", options.replicas}, PlanField{"transport", transport}},
+             everybody, scratch.block(), s);
+    return &world;
+  }
   /// Ends the use of an acquired unit after `f`.
   template <class F>
   void use(int unit, F&& f) {
@@ -135,7 +151,8 @@ class ShardedModel {
                          .gradient = options.gradient,
                          .transport = transport,
                          .prefetch = options.prefetch,
-                         .reduce_ctas = options.reduce_ctas});
+                         .reduce_ctas = options.reduce_ctas,
+                         .check_order = options.check_order});
     };
     Plan made = planned(options.transport.value_or(Transport::peer));
     if (made.transport == Transport::peer) {

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include <pleat/comm/mesh_comms.hpp>
+#include <pleat/fsdp/agreement.hpp>
 #include <pleat/fsdp/gatherer.hpp>
+#include <pleat/fsdp/order_check.hpp>
 #include <pleat/fsdp/reducer.hpp>
 #include <pleat/tensor/tensor_traits.hpp>
 
@@ -219,6 +221,7 @@ class Sharder {
                                layout.shard_elems(rank), shard.pieces, static_cast<std::int64_t>(pieces.size())});
     }
     state->workspace = persistent.take_bytes(plan.workspace_bytes());
+    auto* const order_words = persistent.take<std::int64_t>(plan.order_words());
     for (const Param kind : {Param::dense, Param::expert}) {
       if (plan.of(kind).units == 0) continue;
       auto& transport = state->transports[static_cast<std::size_t>(kind)];
@@ -232,6 +235,10 @@ class Sharder {
         transport = std::make_unique<CollectiveTransport<Executor, Comm>>(
             state->plan, plan.carve_units(persistent, kind), groups.of(kind).gather, groups.of(kind).reduce,
             state->workspace);
+      }
+      if (plan.check_order && plan.of(kind).ranks > 1) {
+        transport = std::make_unique<CheckedTransport<Executor, Comm>>(state->plan, std::move(transport), executor,
+                                                                       groups.of(kind).gather, order_words);
       }
     }
     return state;
@@ -299,9 +306,10 @@ class Sharder {
 /// Binds a plan on every rank of the groups. `memory.persistent` has footprint().persistent bytes and is borrowed as
 /// long as the operation lives, like the communicators; `memory.arena` gives the windows of the peer path and may be
 /// null off it. Masters hold nothing until each parameter is loaded. `s`: the stream on which bind writes; give the
-/// compute stream of the calls, or order it after `s`. Errors: shape_error F05 when the groups have other sizes than
-/// the plan, comm_error C29 without an arena that reaches the groups on the peer path; those of the arena; static T10
-/// without a stream where there are several.
+/// compute stream of the calls, or order it after `s`; it is waited for, since the ranks of each group compare their
+/// plans. Errors: shape_error F05 when the groups have other sizes than the plan, comm_error C36 on every rank when a
+/// rank has planned otherwise, C29 without an arena that reaches the groups on the peer path; those of the arena;
+/// static T10 without a stream where there are several.
 template <executor Executor, communicator Comm, class Arena>
 Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                     const Memory<Arena>& memory,
@@ -312,6 +320,13 @@ Sharder<Executor, Comm, Arena> bind(const Plan& plan, Executor executor, const G
                       plan.sizes.expert, " (expert) ranks and ", plan.sizes.replicas, " replicas; the groups have ",
                       sizes.dense, ", ", sizes.expert, " and ", sizes.replicas, "; plan with groups.sizes()");
   }
+  const auto agreement = detail::agreement_of(plan);
+  const auto agree = [&](const GroupComm<Comm>& group) {
+    agree_on("sharded parameters", agreement, group, memory.persistent, s);
+  };
+  agree(groups.dense.gather);
+  agree(groups.expert.gather);
+  agree(groups.replica);
   return {plan, executor, groups, memory, s};
 }
 

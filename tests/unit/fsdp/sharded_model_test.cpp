@@ -152,6 +152,22 @@ TEST_CASE("a batch that throws is left out: the next step has its own gradients 
   }
 }
 
+TEST_CASE("C36: ranks that describe different models are told so, before anything is collective") {
+  const auto refused = [](const char* text, std::vector<fsdp::UnitSpec> units, const fsdp::ModelOptions& options) {
+    run_ranks(4, [&](ThreadComm& world) {
+      const bool is_other = world.rank() == 2;
+      CHECK_THROWS_WITH_AS((fsdp::ShardedModel<ThreadComm, HostArena>(world, is_other ? units : model(), {},
+                                                                      is_other ? options : fsdp::ModelOptions{})),
+                           doctest::Contains(text), comm_error);
+    });
+  };
+  refused("pleat[C36]: rank 2 binds sharded model with units=2", {model()[0], model()[1]}, {});
+  refused("with ep=2, rank 0 with ep=1", model(), {.ep = 2});
+  refused("with replicas=2, rank 0 with replicas=1", model(), {.replicas = 2});
+  refused("with transport=", model(), {.transport = Transport::collective});
+  refused("pleat[C36]: rank 2 binds sharded parameters with prefetch=3", model(), {.prefetch = 3});
+}
+
 TEST_CASE("where one rank cannot reach its group, all take collectives; peer access that is forced is an error") {
   train<ShortArena>(3, {.compute = DType::f32}, Transport::collective);
   CHECK_THROWS_WITH(train<ShortArena>(3, {.compute = DType::f32, .transport = Transport::peer}, Transport::peer),

@@ -447,6 +447,67 @@ TEST_CASE("ranks that use units in different orders never take one for another: 
   }
 }
 
+TEST_CASE("F20: with check_order, calls that differ are told on every rank, by both transports") {
+  for (const Transport transport : transports) {
+    for (const auto& [reduces, text] :
+         {std::pair{false, "pleat[F20]: rank 1 gathers unit unit 1, rank 0 gathers unit unit 0; use units in the same"},
+          {true, "pleat[F20]: rank 2 sums unit unit 1, rank 0 sums unit unit 0"}}) {
+      with_sharder(3, vectors(2, 6), {.transport = transport, .prefetch = 0, .check_order = true}, dense_world,
+                   [&, reduces = reduces, text = text](Sharder& op, ThreadComm& world) {
+                     for (int u = 0; u < 2; ++u) {
+                       op.acquire(u, {});
+                       op.reduce(u, {});
+                       op.release(u, {});
+                     }
+                     op.finish_gradients({});
+                     op.weights_changed({});
+                     CHECK_THROWS_WITH_AS(reduces ? op.reduce(world.rank() == 2, {})
+                                                  : static_cast<void>(op.acquire(world.rank() == 1, {})),
+                                          doctest::Contains(text), comm_error);
+                   });
+    }
+  }
+}
+
+TEST_CASE("C36: ranks that have planned differently are told so at bind, by both transports") {
+  for (const Transport transport : transports) {
+    const auto refused = [&](const char* text, std::vector<fsdp::UnitSpec> units, fsdp::Options options) {
+      run_ranks(2, [&](ThreadComm& world) {
+        const auto groups = dense_world(world);
+        const fsdp::Plan plan = world.rank() == 0
+                                    ? fsdp::plan(vectors(3, 1000), groups.sizes(), {.transport = transport})
+                                    : fsdp::plan(units, groups.sizes(), options);
+        const HostBuffer persistent(1 << 20);
+        HostArena arena(GroupComm<ThreadComm>(world), 1 << 20);
+        CHECK_THROWS_WITH_AS(fsdp::bind(plan, HostExecutor{}, groups,
+                                        Memory<HostArena>{.persistent = persistent.block(), .arena = &arena}),
+                             doctest::Contains(text), comm_error);
+      });
+    };
+    const fsdp::Options same{.transport = transport};
+    const auto with = [&](auto set) {
+      fsdp::Options options = same;
+      set(options);
+      return options;
+    };
+    refused("pleat[C36]: rank 1 binds sharded parameters with elements=3840, hash of units=", vectors(3, 1200), same);
+    refused("pleat[C36]: rank 1 binds sharded parameters with units=2, elements=2048", vectors(2, 1000), same);
+    refused("with prefetch=2, rank 0 with prefetch=1; plan alike on every rank of {0, 1}", vectors(3, 1000),
+            with([](auto& o) { o.prefetch = 2; }));
+    refused("dtype of parameters=", vectors(3, 1000), with([](auto& o) { o.compute = DType::bf16; }));
+    refused("dtype of parameters=bf16, dtype of gradients=bf16", vectors(3, 1000), with([](auto& o) {
+              o.compute = DType::bf16;
+              o.gradient = DType::bf16;
+            }));
+    refused("with transport=", vectors(3, 1000), with([&](auto& o) {
+              o.transport = transport == Transport::peer ? Transport::collective : Transport::peer;
+            }));
+    auto frozen = vectors(3, 1000);
+    frozen[1].params[0].frozen = true;
+    refused("with hash of units=", frozen, same);
+  }
+}
+
 TEST_CASE("groups and memory that do not fit are errors with the values") {
   const auto units = vectors(1, 4);
   const HostBuffer persistent(1 << 16);

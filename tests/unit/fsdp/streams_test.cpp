@@ -36,8 +36,9 @@ struct Rank {
         streams{world.make_stream(), world.make_stream(), world.make_stream(), world.make_stream()} {
     const Groups groups{.dense = Groups::Lanes(GroupComm<DeferredComm>(comm)),
                         .expert = Groups::Lanes(GroupComm<DeferredComm>(index))};
-    op.emplace(fsdp::bind(plan, DeferredExecutor{}, groups,
-                          Memory<DeferredArena>{.persistent = persistent.block(), .arena = &arena}, streams.compute));
+    // Not by bind, in which ranks meet.
+    op.emplace(plan, DeferredExecutor{}, groups,
+               Memory<DeferredArena>{.persistent = persistent.block(), .arena = &arena}, streams.compute);
   }
   DeferredComm comm;
   DeferredArena arena;

@@ -198,7 +198,8 @@ struct HostRouterLeaf {
                     const std::uint8_t* routed, std::int32_t* ids, void* weights, void* probs, HostStream) {
     dispatch_dtype(AccumulatorTypes{}, plan.accumulator(), [&](auto type) {
       using Acc = typename decltype(type)::type;
-      std::vector<char> kept(static_cast<std::size_t>(plan.options.expert_groups));
+      const int groups = plan.options.expert_groups;
+      std::vector<char> kept(groups == 1 ? 0 : static_cast<std::size_t>(groups));  // allocates where there are groups
       for (std::int64_t t = 0; t < tokens; ++t) {
         const RouteToken<Acc> token(plan, static_cast<const Acc*>(logits) + t * plan.shape.experts);
         auto* token_probs = static_cast<Acc*>(probs) + t * plan.shape.experts;
