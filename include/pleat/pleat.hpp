@@ -1,4 +1,4 @@
-// Umbrella: everything that needs no CUDA toolkit.
+// Umbrella: everything that a trainer needs and that needs no CUDA toolkit; pleat/estimate.hpp, which plans one, is apart.
 #pragma once
 
 #include <pleat/attention.hpp>
