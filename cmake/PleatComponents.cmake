@@ -1,6 +1,6 @@
 # The optional parts of pleat: what each needs, and the target it makes. The build tree and the installed package both
 # include this file, so a part is the same target in both. A new part is one more `pleat_find_<part>` and its name here.
-set(pleat_components cuda nccl cublaslt cudnn)
+set(pleat_components cuda nccl cublaslt cudnn mpi)
 
 # Makes pleat::<component>; `reason` becomes empty, or says why the component cannot be had.
 function(pleat_find_component component reason)
@@ -9,7 +9,7 @@ function(pleat_find_component component reason)
     list(JOIN pleat_components " " names)
     set(why "pleat has no component '${component}'; its components: ${names}")
   elseif(NOT TARGET pleat::${component})
-    if(NOT component STREQUAL "cuda") # all others stand on it
+    if(NOT component MATCHES "^(cuda|mpi)$") # all others stand on the first
       pleat_find_component(cuda why)
     endif()
     if(NOT why)
@@ -61,6 +61,16 @@ function(pleat_find_cudnn reason)
     return()
   endif()
   pleat_add_component(cudnn pleat::cuda CUDNN::cudnn)
+endfunction()
+
+function(pleat_find_mpi reason)
+  set(MPI_CXX_SKIP_MPICXX TRUE) # MPI's C functions, not its old classes
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(NOT TARGET MPI::MPI_CXX)
+    set(${reason} "no MPI was found (MPI_HOME tells where one is)" PARENT_SCOPE)
+    return()
+  endif()
+  pleat_add_component(mpi MPI::MPI_CXX)
 endfunction()
 
 # Inside pleat's own build the targets are global, so that a project that adds pleat as a subdirectory sees them.

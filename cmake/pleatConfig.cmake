@@ -1,4 +1,4 @@
-# find_package(pleat [version] [COMPONENTS cuda nccl cublaslt cudnn]) makes pleat::pleat and pleat::<component>.
+# find_package(pleat [version] [COMPONENTS cuda nccl cublaslt cudnn mpi]) makes pleat::pleat and pleat::<component>.
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include("${CMAKE_CURRENT_LIST_DIR}/pleatTargets.cmake")

@@ -40,7 +40,7 @@ struct CudaThreads {
   using Stream = CudaTestStream;
   using Buffer = CudaTestBuffer;
 
-  static constexpr Traits traits{};
+  static constexpr Traits traits{.short_deadline = 150ms};  // ranks make streams and events in it
   template <class T>
   using Shared = InProcess<T>;
 

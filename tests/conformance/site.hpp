@@ -37,7 +37,6 @@ inline constexpr int largest_size = 8;
 
 /// What a backend has, what its communicator notices, and what a run of it costs.
 struct Traits {
-  int most_ranks = largest_size;
   /// Whether calls and messages that do not agree are refused (C05, C06): ranks that meet on the host can tell.
   bool compares_calls = true;
   /// Whether `await` itself fails, and names its signal. Where a stream waits, its next operation fails.
@@ -60,7 +59,7 @@ struct InProcess {
 /// - `run(ranks, deadline, f)` calls `f(comm)` on every rank, or on this process's, perhaps in a world that has run
 ///   before, and throws as `pleat::run_ranks` does. `run_anew` makes a world, which a rank leaves when `f` returns.
 /// - `Shared<T>()`: one value of a trivially copyable type or atomics for all ranks, `T{}` at first, with `->`.
-/// - `traits`: see Traits.
+/// - `traits`: see Traits. Optional: `has_size(ranks)`, whether there are worlds of that size.
 /// - `Stream`: one rank's stream, `get()` of `comm_type::stream_type`.
 /// - `Buffer(bytes)`: device memory filled with 0xff, with `block()`, `upload(source)` and `download(target)` of all of
 ///   its bytes; both wait for the whole device.
@@ -198,11 +197,18 @@ void on_ranks(const std::string& name, int ranks, F f, std::optional<millisecond
   anew ? Backend::run_anew(ranks, *anew, on_rank) : Backend::run(ranks, 60s, on_rank);
 }
 
+/// Whether the backend makes worlds of so many ranks: all, if it does not say.
+template <backend Backend>
+bool has_size(int ranks) {
+  if constexpr (requires { Backend::has_size(ranks); }) return Backend::has_size(ranks);
+  return true;
+}
+
 /// Runs one check at every size that the backend has and reports it by name.
 template <backend Backend, class F>
 void at_all_sizes(const std::string& name, F check) {
   for (const int ranks : sizes) {
-    if (ranks > Backend::traits.most_ranks) return;
+    if (!has_size<Backend>(ranks)) continue;
     if (testing_support::is_quick() && (ranks == 3 || ranks == 8)) continue;  // others are odd, or a multiple of 4
     std::string failure;
     try {

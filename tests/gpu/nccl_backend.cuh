@@ -20,13 +20,11 @@ struct NcclRanks {
   using Stream = conformance::CudaTestStream;
   using Buffer = conformance::CudaTestBuffer;
   template <class T>
-  using Shared = nccl_testing::Shared<T>;
+  using Shared = testing_support::Shared<T>;
 
-  static constexpr conformance::Traits traits{.most_ranks = world_ranks,
-                                              .compares_calls = false,
-                                              .awaits_on_host = false,
-                                              .short_deadline = 600ms,
-                                              .random_failures = 4};
+  static bool has_size(int ranks) { return ranks <= std::min(world_ranks, pleat::cuda_device_count()); }
+  static constexpr conformance::Traits traits{
+      .compares_calls = false, .awaits_on_host = false, .short_deadline = 600ms, .random_failures = 4};
 
   template <class F>
   static void run(int ranks, milliseconds deadline, F f) {

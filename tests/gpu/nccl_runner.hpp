@@ -17,9 +17,8 @@
 #include <unistd.h>
 
 #include <support/repeats.hpp>
+#include <support/shared_page.hpp>
 #include <support/stacks.hpp>
-
-#include "shared_page.hpp"
 
 extern char** environ;
 
@@ -84,7 +83,7 @@ inline pid_t spawn(const char* self, const std::string& name, int rank, int port
              "WORLD_SIZE=2",
              "MASTER_ADDR=127.0.0.1",
              "MASTER_PORT=" + std::to_string(port),
-             std::string(shared_file_variable) + "=" + shared};
+             std::string(testing_support::shared_file_variable) + "=" + shared};
   }
   texts.push_back("NCCL_NVLS_ENABLE=0");
   std::vector<char*> environment;
@@ -173,8 +172,8 @@ inline int run_all(const std::vector<Case>& cases, const char* self, const std::
     const auto start = std::chrono::steady_clock::now();
     std::vector<pid_t> programs;
     std::vector<std::string> outputs;
-    port += 200;                                                   // a case may use the ports behind its own
-    const std::string shared = temporary_file(shared_file_bytes);  // zeros
+    port += 200;  // a case may use the ports behind its own
+    const std::string shared = temporary_file(testing_support::shared_file_bytes);  // zeros
     for (int r = 0; r < (one.is_processes ? 2 : 1); ++r) {
       outputs.push_back(temporary_file(0));
       programs.push_back(spawn(self, one.name, one.is_processes ? r : -1, port, shared, outputs.back()));

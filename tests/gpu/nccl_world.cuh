@@ -17,7 +17,7 @@
 
 #include <pleat/nccl/run_threads.hpp>
 
-#include "shared_page.hpp"
+#include <support/process_world.hpp>
 
 namespace nccl_testing {
 
@@ -152,95 +152,20 @@ inline pleat::NcclComm process_world(int i, milliseconds deadline) {
                                  {.deadline = deadline});
 }
 
-/// This rank's side of a world of two processes: both make the same calls. One check after another runs in the same
-/// world, until one fails.
-class ProcessWorld {
- public:
-  void run(const Check& check) {
-    if (!world_) world_.emplace(process_world(++worlds_, std::chrono::seconds(20)));
-    run_in(check, false);
-  }
-  void run_anew(const Check& check, milliseconds deadline) {
-    end();
-    world_.emplace(process_world(++worlds_, deadline));
-    run_in(check, true);
-  }
-  void end() { world_.reset(); }
-
- private:
-  /// How a check ended on one rank.
-  struct Report {
-    enum class Kind { returned, comm_error, other, no_exception } kind;
-    char text[pleat::Message::capacity_bytes];     // of the exception
-    char failure[pleat::Message::capacity_bytes];  // what the rank told the others
-  };
-  struct Reports {
-    Report of_rank[world_ranks];
-    std::atomic<int> arrived;
-  };
-
-  /// Throws what run_ranks would throw: what both threw alike, the error of a communicator, or rank_error.
-  void run_in(const Check& check, bool leaves) {
-    const int rank = world_->rank();
-    const Shared<Reports> reports;
-    Report& mine = reports->of_rank[rank];
-    std::exception_ptr error;
-    const auto fail = [&](Report::Kind kind, const char* text) {
-      mine.kind = kind;
-      copy(mine.text, text);
-      world_->abandon(text);
-      copy(mine.failure, world_->job().failure().c_str());
-      error = std::current_exception();
-    };
-    try {
-      watched_jobs.call(check, *world_);
-    } catch (const pleat::comm_error& e) {
-      fail(Report::Kind::comm_error, e.what());
-    } catch (const std::exception& e) {
-      fail(Report::Kind::other, e.what());
-    } catch (...) {
-      fail(Report::Kind::no_exception, "an exception that is no std::exception");
-    }
-    if (leaves || error) end();
-    reports->arrived.fetch_add(1);
-    while (reports->arrived.load() < world_ranks) std::this_thread::yield();
-    const Report* all = reports->of_rank;
-    if (all[0].kind == Report::Kind::returned && all[1].kind == Report::Kind::returned) return;
-    end();
-    int cause = -1;
-    for (int r = 0; r < world_ranks; ++r) {
-      if (all[r].kind > Report::Kind::comm_error) cause = r;
-    }
-    if (error && std::string_view(all[0].text) == all[1].text) std::rethrow_exception(error);
-    for (int r = 0; r < world_ranks && cause < 0; ++r) {
-      if (all[r].kind == Report::Kind::comm_error) throw pleat::comm_error(pleat::message_of(all[r].text));
-    }
-    try {
-      if (cause == rank) std::rethrow_exception(error);
-      if (all[cause].kind == Report::Kind::no_exception) throw cause;
-      throw std::runtime_error(all[cause].text);
-    } catch (...) {
-      throw pleat::rank_error(pleat::message_of(all[cause].failure), cause);
-    }
-  }
-  static void copy(char (&to)[pleat::Message::capacity_bytes], const char* from) {
-    std::snprintf(to, sizeof to, "%s", from);
-  }
-
-  std::optional<pleat::NcclComm> world_;
-  int worlds_ = 0;
-};
-
 /// The world of this program's checks. Call `end_world` before the program ends.
 inline ThreadWorld thread_world;
-inline ProcessWorld process_world_of_rank;
+inline testing_support::ProcessWorld<pleat::NcclComm> process_world_of_rank(
+    [worlds = 0](milliseconds deadline) mutable { return process_world(++worlds, deadline); });
 
+inline Check watched(const Check& check) {
+  return [&check](pleat::NcclComm& world) { watched_jobs.call(check, world); };
+}
 inline void run_check(const Check& check) {
-  ranks_are_processes() ? process_world_of_rank.run(check) : thread_world.run(check);
+  ranks_are_processes() ? process_world_of_rank.run(watched(check)) : thread_world.run(check);
 }
 inline void run_check_anew(const Check& check, milliseconds deadline) {
   const Stopwatch watch("world of one check");
-  if (ranks_are_processes()) return process_world_of_rank.run_anew(check, deadline);
+  if (ranks_are_processes()) return process_world_of_rank.run_anew(watched(check), deadline);
   pleat::run_nccl_threads(world_ranks, [&](pleat::NcclComm& world) { watched_jobs.call(check, world); },
                           {.deadline = deadline});
 }

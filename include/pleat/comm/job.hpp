@@ -44,6 +44,24 @@ class Job {
     }
   }
 
+  /// Leaves, and returns when all others have left too, or after `limit`: for a rank whose end would be that of others.
+  void leave_together(Duration limit) noexcept {
+    leave();
+    const auto until = Clock::now() + limit;
+    const auto all_have_left = [this] {
+      for (int r = 0; r < size_; ++r) {
+        if (r != rank_ && !has_left_[static_cast<std::size_t>(r)]) return false;
+      }
+      return true;
+    };
+    try {
+      for (listen(); link_ != nullptr && !all_have_left() && Clock::now() < until; listen()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    } catch (...) {  // there is nobody to wait for
+    }
+  }
+
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   Duration deadline() const noexcept { return deadline_; }

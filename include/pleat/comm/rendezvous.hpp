@@ -4,27 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
-#include <pleat/comm/communicator.hpp>
+#include <pleat/comm/call_agreement.hpp>
 #include <pleat/comm/thread_world.hpp>
 
 namespace pleat::inline v0::detail {
-
-/// The arguments of one rank's collective call.
-struct Call {
-  const char* operation = "";
-  DType dtype = DType::u8;
-  std::size_t elems = 0;
-  int root = 0;
-  const void* in = nullptr;
-  void* out = nullptr;
-  Counts send{};
-  Counts recv{};
-  int count_lists = 0;     // 0: none; 1: recv; 2: send and recv
-  bool must_agree = true;  // split's color and key differ by design
-};
 
 /// One group of threads. A collective is `meet` (everybody's arguments are published and agree), reading peers' memory,
 /// `part` (nobody reads mine any more). Between the two a rank must not throw: whoever met will part, so that `part`
@@ -54,12 +39,12 @@ class Rendezvous {
     is_here_[me] = 1;
     const std::uint64_t mine = generation_;
     if (++arrived_ == size()) {
-      disagreement_ = find_disagreement();
+      disagreement_ = Calls{calls_, world_ranks_}.disagreement();
       begin_generation();
     } else {
       world_->wait(
-          *place_, lock, world_ranks_[me], [&] { return generation_ != mine; }, [&](auto visit) { for_each_absent(visit); },
-          call.operation, " of ", size(), " ranks");
+          *place_, lock, world_ranks_[me], [&] { return generation_ != mine; },
+          [&](auto visit) { for_each_absent(visit); }, call.operation, " of ", size(), " ranks");
     }
     if (disagreement_.size() != 0) throw comm_error(disagreement_);
   }
@@ -89,47 +74,6 @@ class Rendezvous {
     for (std::size_t r = 0; r < is_here_.size(); ++r) {
       if (!is_here_[r]) visit(world_ranks_[r]);
     }
-  }
-
-  template <class... Parts>
-  Message wrong(std::size_t rank, const Parts&... parts) const {
-    return message_of("pleat[C05]: rank ", world_ranks_[rank], " calls ", calls_[rank].operation, parts...);
-  }
-  template <class... Parts>
-  Message differs(std::size_t rank, const Parts&... parts) const {
-    return wrong(rank, ", rank ", world_ranks_[0], " calls ", calls_[0].operation, parts...);
-  }
-  Message miscounts(std::size_t rank, Counts counts) const {
-    return wrong(rank, "; it gives ", counts.size(), " counts for ", calls_.size(), " ranks");
-  }
-  /// The first way in which the calls do not fit together, or an empty text.
-  Message find_disagreement() const {
-    const Call& first = calls_[0];
-    for (std::size_t r = 0; r < calls_.size(); ++r) {
-      const Call& call = calls_[r];
-      // Literals with equal text may have different addresses.
-      if (std::string_view(call.operation) != first.operation) return differs(r, "; all ranks must call the same");
-      if (!call.must_agree) continue;
-      if (call.dtype != first.dtype) return differs(r, "; dtypes ", call.dtype, " and ", first.dtype, " must agree");
-      if (call.elems != first.elems) return differs(r, "; elems ", call.elems, " and ", first.elems, " must agree");
-      if (call.root != first.root) return differs(r, "; roots ", call.root, " and ", first.root, " must agree");
-      if (call.root < 0 || call.root >= size()) return wrong(r, "; root ", call.root, " is not in 0 to ", size() - 1);
-      if (call.count_lists >= 1 && call.recv.size() != calls_.size()) return miscounts(r, call.recv);
-      if (call.count_lists == 2 && call.send.size() != calls_.size()) return miscounts(r, call.send);
-    }
-    for (std::size_t r = 0; r < calls_.size(); ++r) {
-      for (std::size_t p = 0; p < calls_[r].recv.size(); ++p) {
-        // all_gather_v has no send counts: all give the same list. all_to_all_v: what p sends me is what I receive.
-        const std::size_t expected = calls_[r].recv[p];
-        const bool is_gather = first.count_lists == 1;
-        const std::size_t given = is_gather ? first.recv[p] : calls_[p].send[r];
-        if (expected == given) continue;
-        const Message text = wrong(r, "; it expects ", expected, " elements of rank ", world_ranks_[p], ", ");
-        return is_gather ? message_of(text, "rank ", world_ranks_[0], " expects ", given)
-                         : message_of(text, "which sends ", given);
-      }
-    }
-    return {};
   }
 
   const std::shared_ptr<ThreadWorld> world_;

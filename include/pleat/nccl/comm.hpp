@@ -7,6 +7,7 @@
 
 #include <pleat/comm/call_checks.hpp>
 #include <pleat/comm/communicator.hpp>
+#include <pleat/comm/own_messages.hpp>
 #include <pleat/cuda/executor.hpp>
 #include <pleat/nccl/gather_v.hpp>
 #include <pleat/nccl/group.hpp>
@@ -271,13 +272,13 @@ class NcclComm {
 
   /// All messages as one NCCL group; those to oneself are copies, and empty ones are none.
   void move(std::span<const Send> tx, std::span<const Recv> rx, DType dtype, cudaStream_t s) {
-    require_own_match(tx, rx);
+    detail::check_own_messages(rank(), world_rank(), tx, rx);
     meet(tx, rx);
     bool has_own = false, has_others = false;
     for (const Send& send : tx) (send.peer == rank() ? has_own : has_others) |= send.elems != 0;
     for (const Recv& recv : rx) has_others |= is_for_nccl(recv);
     if (has_own) {
-      for_own(tx, rx, [&](const Send* send, const Recv* recv) {
+      detail::for_own_messages(rank(), tx, rx, [&](const Send* send, const Recv* recv) {
         copy(recv->data, send->data, send->elems * size_bytes(dtype), s);
       });
     }
@@ -296,34 +297,6 @@ class NcclComm {
   template <class SendOrRecv>
   bool is_for_nccl(const SendOrRecv& message) const {
     return message.peer != rank() && message.elems != 0;
-  }
-  /// f(send, receive) for each message to oneself; null where there are fewer of one kind.
-  template <class F>
-  void for_own(std::span<const Send> tx, std::span<const Recv> rx, F f) const {
-    const auto next = [this](auto& messages) {
-      while (!messages.empty() && messages.front().peer != rank()) messages = messages.subspan(1);
-      const auto* const own = messages.empty() ? nullptr : &messages.front();
-      if (own != nullptr) messages = messages.subspan(1);
-      return own;
-    };
-    for (;;) {
-      const Send* const send = next(tx);
-      const Recv* const recv = next(rx);
-      if (send == nullptr && recv == nullptr) return;
-      f(send, recv);
-    }
-  }
-  void require_own_match(std::span<const Send> tx, std::span<const Recv> rx) const {
-    int sent = 0, received = 0;
-    bool all_match = true;
-    for_own(tx, rx, [&](const Send* send, const Recv* recv) {
-      sent += send != nullptr;
-      received += recv != nullptr;
-      all_match = all_match && send != nullptr && recv != nullptr && send->elems == recv->elems;
-    });
-    if (all_match) return;
-    fail<comm_error>("pleat[C06]: rank ", world_rank(), " sends ", sent, " messages to itself and receives ", received,
-                     "; their numbers and sizes must agree");
   }
   /// Ends the NCCL group whatever became of its calls. In a group, calls on a non-blocking communicator return success.
   void end_group(ncclResult_t status, const char* call) {

@@ -1,4 +1,4 @@
-// Shared: a value that ranks share, in memory that two processes map, or of one process whose ranks are threads.
+// Shared: a value that ranks share, in memory that their processes map, or of one process whose ranks are threads.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace nccl_testing {
+namespace testing_support {
 
 inline constexpr const char* shared_file_variable = "PLEAT_TEST_SHARED";
 inline constexpr std::size_t shared_file_bytes = std::size_t{64} << 20;  // of which what is never used takes no memory
@@ -49,7 +49,7 @@ template <class T>
 class Shared {
  public:
   Shared() {
-    const bool is_one_process = std::getenv("RANK") == nullptr;
+    const bool is_one_process = std::getenv(shared_file_variable) == nullptr;
     if (!is_one_process && !shared_pages) shared_pages.emplace();
     value_ = is_one_process ? new T{} : static_cast<T*>(shared_pages->take(sizeof(T)));
   }
@@ -59,4 +59,4 @@ class Shared {
   T* value_;
 };
 
-}  // namespace nccl_testing
+}  // namespace testing_support
