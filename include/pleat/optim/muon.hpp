@@ -162,8 +162,9 @@ class Muon {
 
 /// Binds a plan on every rank of the groups `dense` and `expert`, over which the planned units are sharded. `shards`
 /// are this rank's, of the planned units in order, and stay where they are; `memory.scratch` is this operation's while
-/// a step runs and in bind. `s`: the stream on which bind writes; the one of `step`, or one before it. Errors:
-/// shape_error F05 when groups or shards are not those of the plan, T02; static T10.
+/// a step runs and in bind. `s`: the stream on which bind writes; the one of `step`, or one before it; it is waited
+/// for, since the ranks of each group compare their plans. Errors: shape_error F05 when groups or shards are not those
+/// of the plan, comm_error C36 on every rank when a rank has planned otherwise, T02; static T10.
 template <executor Executor, communicator Comm, class Arena>
 Muon<Executor, Comm> bind(const MuonPlan& plan, Executor executor, const GroupComm<Comm>& dense,
                           const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards,
@@ -177,6 +178,9 @@ Muon<Executor, Comm> bind(const MuonPlan& plan, Executor executor, const GroupCo
                         " ranks and bound to ", shards.size(), " shards and a group of ", size,
                         "; plan_muon takes the units of the same plan");
     }
+  }
+  for (const Param kind : {Param::dense, Param::expert}) {
+    agree_on("Muon", detail::agreement_of(plan), kind == Param::dense ? dense : expert, memory.scratch, s);
   }
   return {plan, executor, dense, expert, shards, memory.scratch, memory.persistent, s};
 }

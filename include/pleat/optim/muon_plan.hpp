@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/mesh/concept.hpp>
 #include <pleat/optim/muon_leaf.hpp>
@@ -94,7 +96,9 @@ struct MuonPlan {
     Carver persistent, scratch;
     carve(persistent);
     carve_scratch(scratch);
-    return {.scratch = scratch.used_bytes(), .persistent = persistent.used_bytes()};
+    int ranks = 1;
+    for (const fsdp::UnitLayout& unit : units) ranks = std::max(ranks, unit.shard_count());
+    return {.scratch = std::max(scratch.used_bytes(), agreement_bytes(ranks)), .persistent = persistent.used_bytes()};
   }
 };
 
@@ -108,6 +112,31 @@ void for_each_holder(const MuonMatrix& matrix, const fsdp::UnitLayout& layout, F
     const fsdp::Range held = matrix.held(layout, rank);
     if (held.elems > 0) f(rank, held);
   }
+}
+
+/// What the ranks of a group of a plan share.
+inline auto agreement_of(const MuonPlan& plan) {
+  PlanHash hash;
+  std::size_t matrices = 0;
+  for (const fsdp::UnitLayout& unit : plan.units) hash.add_all(unit.boundaries);
+  for (const MuonRound& round : plan.rounds) {
+    matrices += round.matrices.size();
+    for (const MuonMatrix& m : round.matrices) {
+      hash.add(m.unit).add(m.begin).add(m.rows).add(m.cols).add(m.weight_decay);
+    }
+  }
+  const MuonOptions& o = plan.options;
+  return std::array<PlanField, 11>{PlanField{"matrices", matrices},
+                                   PlanField{"hash of matrices", hash},
+                                   PlanField{"dtype of masters", plan.master},
+                                   PlanField{"dtype of products", o.product},
+                                   PlanField{"form", o.form},
+                                   PlanField{"momentum", o.momentum},
+                                   PlanField{"nesterov", o.nesterov},
+                                   PlanField{"weight_decay", o.weight_decay},
+                                   PlanField{"iterations", o.iterations},
+                                   PlanField{"eps", o.eps},
+                                   PlanField{"round_elems", o.round_elems}};
 }
 
 inline void append_matrices(std::vector<MuonMatrix>& matrices, int unit, const fsdp::UnitLayout& layout) {

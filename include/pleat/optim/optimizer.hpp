@@ -1,6 +1,8 @@
 // The optimizer of a model: AdamW and Muon, each on the parameters that name it, in one step.
 #pragma once
 
+#include <array>
+
 #include <pleat/optim/adamw.hpp>
 #include <pleat/optim/muon.hpp>
 
@@ -58,12 +60,19 @@ class ShardOptimizer {
   std::vector<fsdp::ShardMemory> shards_;
 };
 
-/// Binds both on every rank of the groups; see bind of MuonPlan.
+/// Binds both on every rank of the groups, which compare what they have planned; see bind of MuonPlan.
 template <executor Executor, communicator Comm, class Arena>
 ShardOptimizer<Executor, Comm> bind(const OptimizerPlan& plan, Executor executor, const GroupComm<Comm>& dense,
                                     const GroupComm<Comm>& expert, std::span<const fsdp::ShardMemory> shards,
                                     const Memory<Arena>& memory,
                                     typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  const AdamwOptions& o = plan.adamw.options;
+  const std::array<PlanField, 5> agreement{PlanField{"units", plan.adamw.state_elems.size()},
+                                           PlanField{"beta1", o.beta1}, PlanField{"beta2", o.beta2},
+                                           PlanField{"eps", o.eps}, PlanField{"weight_decay", o.weight_decay}};
+  for (const Param kind : {Param::dense, Param::expert}) {
+    agree_on("AdamW", agreement, kind == Param::dense ? dense : expert, memory.scratch, s);
+  }
   Carver persistent(memory.persistent);
   const auto part = [&](const Footprint& needs) {
     Memory<Arena> own = memory;

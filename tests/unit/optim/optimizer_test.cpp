@@ -162,6 +162,28 @@ TEST_CASE("options and rates that would destroy weights are errors with the valu
   CHECK_NOTHROW(optim::plan_optimizer({&unit, 1}, {&kind, 1}, DType::f64, {.adamw = {.eps = 1e-300}}));
 }
 
+TEST_CASE("C36: ranks whose optimizers differ are told so at bind") {
+  const fsdp::ParamSpec spec{.name = "w", .shape = {4, 4}, .optimizer = fsdp::Optimizer::muon};
+  const fsdp::UnitLayout unit = fsdp::plan_unit({&spec, 1}, 2);
+  const Param kind = Param::dense;
+  for (const auto& [options, text] :
+       {std::pair{optim::OptimizerOptions{.adamw = {.beta2 = 0.999}},
+                  "pleat[C36]: rank 1 binds AdamW with beta2=0.999, rank 0 with beta2=0.95; plan alike"},
+        {optim::OptimizerOptions{.muon = {.momentum = 0.9}}, "pleat[C36]: rank 1 binds Muon with momentum=0.9, "},
+        {optim::OptimizerOptions{.muon = {.product = DType::f32}}, "with dtype of products="}}) {
+    run_ranks(2, [&, options = options, text = text](ThreadComm& world) {
+      const auto plan = optim::plan_optimizer({&unit, 1}, {&kind, 1}, DType::f32,
+                                              world.rank() == 1 ? options : optim::OptimizerOptions{});
+      const HostBuffer scratch(1 << 16), state(plan.footprint().persistent);
+      const GroupComm<ThreadComm> group(world), alone;
+      const fsdp::ShardMemory shard{};
+      CHECK_THROWS_WITH_AS(
+          optim::bind(plan, HostExecutor{}, group, alone, {&shard, 1}, Memory<>{scratch.block(), state.block()}),
+          doctest::Contains(text), comm_error);
+    });
+  }
+}
+
 TEST_CASE("a learning rate in device memory that cannot be leaves the step out, of both optimizers alike") {
   const std::vector<fsdp::ParamSpec> specs{{.name = "w", .shape = {5}},
                                            {.name = "m", .shape = {3, 3}, .optimizer = fsdp::Optimizer::muon}};
