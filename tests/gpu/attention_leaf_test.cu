@@ -2,8 +2,7 @@
 // GPU.
 #include <cstdlib>
 
-#include <unit/attention/cuda_leaf_cases.cuh>
-
+#include "attention_far_rows.cuh"
 #include "skip.hpp"
 
 namespace {
@@ -31,6 +30,22 @@ int check(const char* kernels, const char* dtype) {
     if (is_wrong) std::printf(" seed %u:%s", seed, r.failure.c_str());
     std::printf("\n");
     if (cudaPeekAtLastError() != cudaSuccess && cudaDeviceSynchronize() != cudaSuccess) std::exit(1);
+  }
+  const struct {
+    const char* name;
+    Far far;
+  } fars[] = {
+      {"tokens far apart", Far::tokens}, {"heads far apart", Far::heads}, {"batch entries far apart", Far::batch}};
+  for (const auto& f : fars) {
+    std::string failure;
+    try {
+      failure = check_far_rows<T, Leaf>(f.far, Dims::qk, Dims::v);
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+    failed += !failure.empty();
+    std::printf("%-6s %-8s %-4s %3d/%3d %-38s %s\n", failure.empty() ? "ok" : "FAILED", kernels, dtype, Dims::qk,
+                Dims::v, f.name, failure.c_str());
   }
   return failed;
 }

@@ -167,6 +167,7 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
     Found* const found = reinterpret_cast<Found*>(found_memory.block().data);
     std::vector<Found> none(results);
     check_cuda(cudaMemcpy(found, none.data(), results * sizeof(Found), cudaMemcpyDefault), "cudaMemcpy");
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy from pageable memory may end later
     CudaThreadArena arena(group, symmetric);
     std::deque<Bound<CudaThreadArena>> ops;
     for (const ring::Plan& plan : plans) ops.emplace_back(plan, executor, group, &arena, s.compute);

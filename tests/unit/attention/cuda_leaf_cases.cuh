@@ -17,6 +17,11 @@ namespace attention_testing {
 
 using namespace pleat;
 
+/// A copy from pageable memory, or a fill, may end after the call has; no other stream waits for it.
+inline void finish_uploads() {
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
 /// How rows lie in memory: without gaps, behind 16 bytes of another tensor, or at odd addresses.
 enum class Rows { contiguous, aligned, odd };
 
@@ -74,6 +79,7 @@ class DeviceTensor {
  private:
   void upload() {
     check_cuda(cudaMemcpy(device_.data(), host_.data(), host_.size() * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    finish_uploads();
   }
   template <class F>
   void for_each(F f) {
@@ -283,6 +289,7 @@ LeafResult check_leaf(const LeafCase& c, unsigned seed, const Leaf& leaf = {}, d
   };
   const CudaBuffer workspace(attention_workspace_bytes(c.batch, c.q_heads, c.q_tokens));
   check_cuda(cudaMemset(workspace.data(), 0xff, workspace.size_bytes()), "cudaMemset");
+  finish_uploads();
   LeafResult result;
   const auto run = [&](int max_ctas) {
     for (DeviceTensor<float>* t : {&acc_on, &lse_on, &delta_on}) t->poison();
