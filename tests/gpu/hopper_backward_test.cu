@@ -1,6 +1,6 @@
-// The Hopper backward kernel against float64: shapes, work, gradients that are added to, reproducible bits.
-#include <pleat/attention/cuda/head_dims.hpp>
+// The Hopper backward kernels against float64: shapes, work, gradients that are added to, reproducible bits.
 #include <pleat/attention/cuda/hopper_backward.cuh>
+#include <pleat/attention/cuda/hopper_gradients.cuh>
 
 #include "attention_cases.cuh"
 #include "skip.hpp"
@@ -13,9 +13,8 @@ void expect(bool good) {
   if (!good) ++failures;
 }
 
-template <class T, class Dims>
+template <class T, class Kernel>
 struct Run {
-  using Kernel = HopperBackward<T, BackwardTiling<Dims::qk, Dims::v>>;
   explicit Run(const Inputs<T>& inputs)
       : in(inputs),
         dout(normal<T>(in.q_rows_count() * in.s.v_dim)),
@@ -80,14 +79,41 @@ struct Run {
   Array<unsigned> workspace;
 };
 
-template <class T, class Dims>
-void test_one(const char* name, const Shape& shape) {
+/// Rows [batch, tokens, heads, dim] outside of [begin, end) become NaN.
+template <class T>
+void poison_outside(const HeadRows<T>& rows, const Shape& s, std::int64_t tokens, int heads, int dim,
+                    std::int64_t begin, std::int64_t end) {
+  for (int b = 0; b < s.batch; ++b) {
+    for (int h = 0; h < heads; ++h) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        if (t >= begin && t < end) continue;
+        check_cuda(cudaMemset(rows.at(b, t, h), 0xff, static_cast<std::size_t>(dim) * sizeof(T)), "cudaMemset");
+      }
+    }
+  }
+}
+
+template <class T, class Kernel>
+void test_one(const char* name, const Shape& shape, bool is_poisoned = false) {
   std::printf("%s: b%d %d/%d heads, %lldx%lld, %d/%d\n", name, shape.batch, shape.q_heads, shape.kv_heads,
               static_cast<long long>(shape.q_tokens), static_cast<long long>(shape.k_tokens), shape.qk_dim,
               shape.v_dim);
   std::fflush(stdout);
   const Inputs<T> in(shape);
-  const Run<T, Dims> run(in);
+  if (is_poisoned) {
+    const Rectangle& r = shape.work.front();
+    poison_outside(in.q_rows(in.q.data(), shape.qk_dim), shape, shape.q_tokens, shape.q_heads, shape.qk_dim, r.q0,
+                   r.q1);
+    poison_outside(in.k_rows(in.k.data(), shape.qk_dim), shape, shape.k_tokens, shape.kv_heads, shape.qk_dim, r.k0,
+                   r.k1);
+    poison_outside(in.k_rows(in.v.data(), shape.v_dim), shape, shape.k_tokens, shape.kv_heads, shape.v_dim, r.k0, r.k1);
+  }
+  const Run<T, Kernel> run(in);
+  if (is_poisoned) {
+    const Rectangle& r = shape.work.front();
+    poison_outside(in.q_rows(run.dout.data(), shape.v_dim), shape, shape.q_tokens, shape.q_heads, shape.v_dim, r.q0,
+                   r.q1);
+  }
   std::puts(" in any order");
   run.run(false, false);
   run.compare(1);
@@ -106,15 +132,15 @@ void test_one(const char* name, const Shape& shape) {
   run.compare(2);
 }
 
-template <class T, class Dims>
-void test_dims(const char* type) {
-  constexpr int qk = Dims::qk, v = Dims::v;
+template <class T, class Kernel>
+void test_kernel(const char* type, int qk, int v) {
   std::printf("--- %s %d/%d\n", type, qk, v);
-  test_one<T, Dims>("one tile", {1, 1, 1, 64, 128, qk, v, full(64, 128)});
-  test_one<T, Dims>("two tiles of queries", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
-  test_one<T, Dims>("two tiles of keys", {1, 1, 1, 64, 256, qk, v, full(64, 256)});
-  test_one<T, Dims>("six by five", {1, 2, 1, 384, 640, qk, v, full(384, 640)});
-  for (const Named& one : common_cases(qk, v, 20)) test_one<T, Dims>(one.name, one.shape);
+  test_one<T, Kernel>("one tile", {1, 1, 1, 64, 128, qk, v, full(64, 128)});
+  test_one<T, Kernel>("two tiles of queries", {1, 1, 1, 128, 128, qk, v, full(128, 128)});
+  test_one<T, Kernel>("two tiles of keys", {1, 1, 1, 64, 256, qk, v, full(64, 256)});
+  test_one<T, Kernel>("six by five", {1, 2, 1, 384, 640, qk, v, full(384, 640)});
+  test_one<T, Kernel>("NaN around the work", {1, 4, 2, 300, 333, qk, v, {{70, 190, 100, 215, 40}}}, true);
+  for (const Named& one : common_cases(qk, v, 20)) test_one<T, Kernel>(one.name, one.shape);
 }
 }  // namespace hopper_backward_testing
 
@@ -125,9 +151,12 @@ int main(int, char** arguments) {
       arguments[1] != nullptr ? static_cast<unsigned>(std::stoul(arguments[1])) : std::random_device{}();
   engine(seed);
   std::printf("seed %u\n", seed);
-  test_dims<bfloat16, HeadDims<128, 128>>("bf16");
-  test_dims<bfloat16, HeadDims<64, 64>>("bf16");
-  test_dims<float16, HeadDims<128, 128>>("f16");
+  test_kernel<bfloat16, HopperBackward<bfloat16, BackwardTiling<128, 128>>>("bf16", 128, 128);
+  test_kernel<bfloat16, HopperBackward<bfloat16, BackwardTiling<64, 64>>>("bf16", 64, 64);
+  test_kernel<float16, HopperBackward<float16, BackwardTiling<128, 128>>>("f16", 128, 128);
+  test_kernel<bfloat16, HopperGradients<bfloat16, HeadDims<192, 128>>>("bf16", 192, 128);
+  test_kernel<bfloat16, HopperGradients<bfloat16, HeadDims<256, 256>>>("bf16", 256, 256);
+  test_kernel<float16, HopperGradients<float16, HeadDims<192, 128>>>("f16", 192, 128);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include <pleat/attention/cuda/head_dims.hpp>
 #include <pleat/attention/cuda/hopper_backward.cuh>
 #include <pleat/attention/cuda/hopper_forward.cuh>
+#include <pleat/attention/cuda/hopper_gradients.cuh>
 #include <pleat/attention/cuda/portable_forward.cuh>
 #include <pleat/attention/cuda/portable_query_gradient.cuh>
 
@@ -80,22 +82,21 @@ struct Portable {
 template <class T, class Dims>
 struct KernelTable {
   using Forward90 = HopperForward<T, forward_tiling<Dims>>;
-  using Backward90 = HopperBackward<T, BackwardTiling<Dims::qk, Dims::v>>;
-  static constexpr bool has_backward90 = Dims::qk == Dims::v && Dims::qk <= 128;
+  /// Up to 128 the three gradients fit a CTA's registers.
+  using Backward90 = std::conditional_t<(Dims::qk <= 128), HopperBackward<T, BackwardTiling<Dims::qk, Dims::v>>,
+                                        HopperGradients<T, Dims>>;
 
   static void forward(const Forward<T>& a, const Alignment& alignment, cudaStream_t s) {
     if (Forward90::takes(a)) return Forward90::run(a, s);
     Portable<T, Dims>::forward(a, alignment, s);
   }
   static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
-    if constexpr (has_backward90) {
-      if (a.scale > 0 && Backward90::takes(a)) return Backward90::run(a, s);
-    }
+    if (a.scale > 0 && Backward90::takes(a)) return Backward90::run(a, s);
     Portable<T, Dims>::backward(a, alignment, s);
   }
   static void preload() {
     Forward90::preload();
-    if constexpr (has_backward90) Backward90::preload();
+    Backward90::preload();
     Portable<T, Dims>::preload();
   }
 };

@@ -121,6 +121,7 @@ class KeyTiles {
     }
     return true;
   }
+  __device__ const TileRectangle& rectangle() const { return walk_.rectangle(); }
   /// First key of the tile.
   __device__ int key() const { return key_; }
   /// How many of its keys belong to the rectangle; from `Keys` on, all of them.
