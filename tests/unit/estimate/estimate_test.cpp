@@ -119,6 +119,19 @@ TEST_CASE("what a long step does grows by as much with each micro-batch") {
   }
 }
 
+TEST_CASE("places are held until weights have their gradients") {
+  using pipeline::OpKind;
+  const pipeline::Program program{{{OpKind::forward, {0, 0}, {}},
+                                   {OpKind::input_backward, {}, {0, 0}},
+                                   {OpKind::forward, {0, 1}, {}},
+                                   {OpKind::weight_backward, {}, {0, 0}},
+                                   {OpKind::overlapped, {1, 0}, {0, 1}}},
+                                  {}};
+  CHECK(count_places(program).held == std::array{2, 1});
+  CHECK(count_places(program).deferred == std::array{1, 0});
+  CHECK(lanes(program) == 2);
+}
+
 TEST_CASE("gathers are those of the order, with the slots that there are") {
   // Two layers of one unit each, one slot: nothing stays. Two slots: the last two units of a pass begin the next.
   const std::vector<UnitSize> units(4, UnitSize{Param::dense, 1});
