@@ -62,7 +62,7 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
   const int left = Style::margin + Style::names, steps = left + Style::memory_width + Style::gap;
   const int width = steps + Style::step_width + 96 + Style::margin, top = Style::margin + 122;
   const auto x_of = [&](double bytes) {
-    return left + static_cast<int>(std::min(bytes, most_bytes) / most_bytes * Style::memory_width + 0.5);
+    return left + static_cast<int>(std::lround(std::min(bytes, most_bytes) / most_bytes * Style::memory_width));
   };
   const int bottom = top + static_cast<int>(shown.size()) * Style::row;
 
@@ -88,7 +88,9 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
     }
   };
   axis(most_bytes, 1 << 30, x_of);
-  const auto step_x = [&](double s) { return steps + static_cast<int>(s / most_seconds * Style::step_width + 0.5); };
+  const auto step_x = [&](double s) {
+    return steps + static_cast<int>(std::lround(s / most_seconds * Style::step_width));
+  };
   axis(most_seconds, 1, step_x);
   const auto size = static_cast<double>(job.gpu_bytes);
   svg.rect(x_of(tight_share * size), top - 4, x_of(size) - x_of(tight_share * size), bottom - top + 6, 0,

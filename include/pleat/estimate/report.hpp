@@ -87,7 +87,7 @@ inline std::string detail_text(const Job& job, const Row& row) {
                      std::to_string(e.worst_stage) + ")\n";
   for (int i = 0; i < part_count; ++i) {
     const double bytes = e.memory.bytes[static_cast<std::size_t>(i)];
-    const auto width = static_cast<std::size_t>(bytes / most * 60 + 0.5);
+    const auto width = static_cast<std::size_t>(std::lround(bytes / most * 60));
     text += "  " + detail::left(name_of(static_cast<Part>(i)), 15) + detail::fixed(detail::gib(bytes), 3, 9) +
             " GiB  " + std::string(std::min<std::size_t>(width, 120), '#') + '\n';
   }

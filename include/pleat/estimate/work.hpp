@@ -47,8 +47,9 @@ class Links {
 /// The chance that a token has one of its k experts on a certain rank, when all choices are as likely:
 /// 1 - C(E - E/ep, k) / C(E, k).
 inline double share_of_rank(int experts, int ep, int k) {
+  const int elsewhere = experts - experts / ep;
   double none = 1;
-  for (int i = 0; i < k; ++i) none *= std::max(0.0, static_cast<double>(experts - experts / ep - i)) / (experts - i);
+  for (int i = 0; i < k; ++i) none *= static_cast<double>(std::max(0, elsewhere - i)) / (experts - i);
   return 1 - none;
 }
 
