@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <pleat/comm/ordered_sum.hpp>
@@ -92,8 +93,9 @@ class Reducer {
       : state_(&state),
         replica_(replica),
         finished_(state.executor.make_event()),
-        open_(state.plan.layouts.size(), -1),
-        summed_(state.plan.layouts.size()) {
+        open_(state.plan.layouts.size(), closed),
+        summed_(state.plan.layouts.size()),
+        under_way_(state.plan.layouts.size()) {
     for (const Param kind : {Param::dense, Param::expert}) {
       for (int i = 0; i < state.plan.of(kind).gradient_units; ++i) {
         buffers_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
@@ -109,7 +111,7 @@ class Reducer {
 
   GradientView<Executor> gradient(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
-    std::byte* const base = state_->layout(unit).trains() ? bytes_of(opened(unit, streams.compute)) : nullptr;
+    std::byte* const base = state_->layout(unit).trains() ? opened(unit, streams.compute) : nullptr;
     return {state_->view(unit, base, state_->plan.gradient), written_[static_cast<std::size_t>(unit)], state_->executor,
             streams.compute};
   }
@@ -117,8 +119,13 @@ class Reducer {
   void reduce(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     if (!state_->layout(unit).trains()) return;
-    Buffer& buffer = opened(unit, streams.compute);
-    zero_unwritten(unit, bytes_of(buffer), streams.compute);
+    zero_unwritten(unit, opened(unit, streams.compute), streams.compute);
+    const int at = std::exchange(open_[static_cast<std::size_t>(unit)], closed);
+    if (at == in_shard) {
+      summed_[static_cast<std::size_t>(unit)] = true;
+      return;
+    }
+    Buffer& buffer = buffers_[static_cast<std::size_t>(at)];
     UnitTransport<Executor>& transport = state_->transport(buffer.kind);
     transport.ready(buffer.index, unit, streams.compute);
     state_->executor.record(buffer.written, streams.compute);
@@ -128,7 +135,6 @@ class Reducer {
     state_->executor.record(buffer.summed, streams.reduce);
     buffer.unit = -1;
     buffer.travels = true;
-    open_[static_cast<std::size_t>(unit)] = -1;
   }
 
   /// Ends a step: shards without a sum are zero, replicas are added, `compute` sees the result, and the next sums start
@@ -142,7 +148,7 @@ class Reducer {
       if (shard.gradient == nullptr) continue;
       const auto elems = static_cast<std::size_t>(shard.elems);
       if (!summed_[u]) state_->executor.zero(shard.gradient, elems * size_bytes(shard.master_dtype), streams.reduce);
-      summed_[u] = false;
+      summed_[u] = under_way_[u] = false;
       const Block workspace{state_->workspace, state_->plan.workspace_bytes()};
       all_reduce_ordered(replica_, shard.gradient, elems, shard.master_dtype, workspace, streams.reduce);
     }
@@ -152,17 +158,15 @@ class Reducer {
 
   /// Gradients that are being written, and what was summed in this step, are as if they had never been.
   void discard() {
-    for (Buffer& buffer : buffers_) {
-      if (buffer.unit < 0) continue;
-      open_[static_cast<std::size_t>(buffer.unit)] = -1;
-      buffer.unit = -1;
-    }
+    for (Buffer& buffer : buffers_) buffer.unit = -1;
+    std::fill(open_.begin(), open_.end(), closed);
     std::fill(summed_.begin(), summed_.end(), char{0});
   }
 
   /// See Sharder.
   void fork(const ShardStreams<stream_type>& streams) {
-    if (std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.unit >= 0 || b.travels; })) {
+    const bool is_written = std::any_of(open_.begin(), open_.end(), [](int at) { return at != closed; });
+    if (is_written || std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.travels; })) {
       state_->fail_fork();
     }
     state_->executor.record(finished_, streams.compute);
@@ -193,17 +197,23 @@ class Reducer {
     return state_->transport(buffer.kind).buffers().gradients[static_cast<std::size_t>(buffer.index)];
   }
 
-  /// The unit's buffer of gradients; on first use one that nobody writes, the one reduced longest ago.
-  Buffer& opened(int unit, stream_type compute) {
+  /// Where the unit's gradients are written; on first use a buffer that nobody writes, the one reduced longest ago, or
+  /// the shard itself.
+  std::byte* opened(int unit, stream_type compute) {
     int& at = open_[static_cast<std::size_t>(unit)];
-    if (at >= 0) return buffers_[static_cast<std::size_t>(at)];
-    at = take(state_->kind(unit), unit);
-    Buffer& buffer = buffers_[static_cast<std::size_t>(at)];
-    buffer.unit = unit;
-    if (buffer.travels) arrive(buffer, compute);
-    std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
-    std::fill(written.begin(), written.end(), char{0});
-    return buffer;
+    if (at == closed) {
+      at = goes_to_shard(unit) ? in_shard : take(state_->kind(unit), unit, compute);
+      std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
+      std::fill(written.begin(), written.end(), char{0});
+    }
+    if (at == in_shard) return static_cast<std::byte*>(state_->shard(unit).gradient);
+    return bytes_of(buffers_[static_cast<std::size_t>(at)]);
+  }
+  /// Whether what this rank writes is already the sum: it is alone, and nothing is in the shard yet, or on its way.
+  bool goes_to_shard(int unit) const {
+    const auto u = static_cast<std::size_t>(unit);
+    return state_->plan.of(state_->kind(unit)).ranks == 1 && state_->plan.gradient == state_->plan.master &&
+           !summed_[u] && !under_way_[u];
   }
   /// What follows on `compute` may write the buffer: it is summed here, and no peer reads it.
   void arrive(Buffer& buffer, stream_type compute) {
@@ -212,17 +222,20 @@ class Reducer {
     buffer.travels = false;
   }
   /// In turn, so that all ranks take the same and the one taken was reduced longest ago.
-  int take(Param kind, int unit) {
+  int take(Param kind, int unit, stream_type compute) {
     int& turn = turns_[static_cast<std::size_t>(kind)];
     const int count = state_->plan.of(kind).gradient_units;
     for (int tried = 0; tried < count; ++tried) {
       const int index = turn;
       turn = (turn + 1) % count;
       for (std::size_t b = 0; b < buffers_.size(); ++b) {
-        if (buffers_[b].kind == kind && buffers_[b].index == index && buffers_[b].unit < 0) return static_cast<int>(b);
+        Buffer& buffer = buffers_[b];
+        if (buffer.kind != kind || buffer.index != index || buffer.unit >= 0) continue;
+        buffer.unit = unit;
+        if (buffer.travels) arrive(buffer, compute);
+        return static_cast<int>(b);
       }
     }
-    open_[static_cast<std::size_t>(unit)] = -1;
     fail<shape_error>("pleat[F12]: the gradients of unit ", state_->name(unit), " have no buffer: all ", count,
                       " of its kind are being written; reduce a unit first");
   }
@@ -249,7 +262,7 @@ class Reducer {
                       shard.master_dtype, std::span(terms_).first(terms.size()), gradient,
                       static_cast<std::size_t>(range.elems), summed_[u], s, state_->plan.reduce_ctas);
     }
-    summed_[u] = true;
+    summed_[u] = under_way_[u] = true;
   }
 
   ShardState<Executor>* state_;
@@ -257,8 +270,10 @@ class Reducer {
   std::vector<Buffer> buffers_;
   std::array<int, 2> turns_{};
   event_type finished_;
-  std::vector<int> open_;                   // [unit]: its buffer, -1
+  static constexpr int closed = -1, in_shard = -2;
+  std::vector<int> open_;                   // [unit]: closed, in_shard or its buffer
   std::vector<char> summed_;                // [unit]: its gradient shard holds a sum of this step
+  std::vector<char> under_way_;             // [unit]: `reduce` works on the shard since the last `finish`
   std::vector<std::vector<char>> written_;  // [unit][parameter][expert]
   std::vector<std::vector<Range>> ranges_;  // [unit]: what is summed of its shard
   std::vector<const void*> terms_;

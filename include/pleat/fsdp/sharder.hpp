@@ -76,8 +76,8 @@ class Sharder {
   /// The unit's parameters, whole, in the compute dtype, valid in the order of the compute stream until `release`. May
   /// be nested. Gathers the unit unless a slot still holds it (so the last prefetch + 1 units of a forward pass are not
   /// gathered again for backward), and the units of the next uses. Moves (ranks - 1) shards in and out per gather; in a
-  /// group of one the view is of the shard itself, and nothing is gathered.
-  /// Errors: shape_error F09 when the order says another unit, F10 when all slots are held, F13.
+  /// group of one the view is of the shard itself, and nothing is gathered. Errors: shape_error F09 when the order says
+  /// another unit, F10 when all slots are held, F13.
   UnitView acquire(int unit, const streams_type& streams) { return gatherer_.acquire(unit, streams); }
   /// Ends a use: its slot may be overwritten once the compute stream is here. Errors: F10 when it is not held, F13.
   void release(int unit, const streams_type& streams) { gatherer_.release(unit, streams); }
@@ -88,7 +88,8 @@ class Sharder {
   GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
   /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
-  /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out. Errors: F13.
+  /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out; in a group of one whose gradients have the
+  /// master's dtype the first of a step is written in the shard itself. Errors: F13.
   void reduce(int unit, const streams_type& streams) { reducer_.reduce(unit, streams); }
   /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
   /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step.

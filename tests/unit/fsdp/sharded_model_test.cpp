@@ -112,8 +112,9 @@ TEST_CASE("a sharded model trains as one rank does") {
 }
 
 TEST_CASE("a batch that throws is left out: the next step has its own gradients and no others") {
-  for (const Transport transport : {Transport::collective, Transport::peer}) {
-    run_ranks(2, [&](ThreadComm& world) {
+  for (const auto& [ranks, transport] :
+       {std::pair{2, Transport::collective}, {2, Transport::peer}, {1, Transport::peer}}) {
+    run_ranks(ranks, [&, transport = transport](ThreadComm& world) {
       fsdp::ShardedModel<ThreadComm, HostArena> op(world, model(), {}, {.compute = DType::f32, .transport = transport});
       for (int u = 0; u < units; ++u) op.load(u, 0, std::vector<float>(elems, 1));
       const auto pass = [&](int thrower, bool forward) {
@@ -141,7 +142,7 @@ TEST_CASE("a batch that throws is left out: the next step has its own gradients 
           op.finish_step([&](const fsdp::ShardMemory& shard, int u) {
             for (std::int64_t k = 0; k < shard.piece_count; ++k) {
               const float* const at = static_cast<const float*>(shard.gradient) + shard.pieces[k].begin;
-              CHECK(std::count(at, at + shard.pieces[k].elems, 2.0F * static_cast<float>(u + 1)) ==
+              CHECK(std::count(at, at + shard.pieces[k].elems, static_cast<float>(world.size() * (u + 1))) ==
                     shard.pieces[k].elems);
             }
           });

@@ -122,6 +122,27 @@ TEST_CASE("a unit is gathered without an order, and may be held twice") {
   });
 }
 
+TEST_CASE("a rank alone uses its shard where it lies, and writes the first gradient of a step there") {
+  with_sharder(1, vectors(2, 4), {.transport = Transport::peer}, dense_world, [&](Sharder& op, ThreadComm&) {
+    op.load(0, 0, std::vector<float>{1, 2, 3, 4}, {});
+    op.begin(std::array{0, 1, 0});
+    CHECK(op.acquire(0, {})[0].data() == op.shards()[0].master);
+    op.release(0, {});
+    CHECK(op.gathers() == 0);
+    for (const float sum : {1.0F, 3.0F}) {  // two micro-batches
+      const auto [tensor, accumulates] = op.gradient(0, {}).write(0);
+      CHECK((tensor.data() == op.shards()[0].gradient) == (sum == 1));
+      CHECK(!accumulates);
+      std::fill_n(tensor.as<float>(), 4, sum == 1 ? 1.0F : 2.0F);
+      op.reduce(0, {});
+      CHECK(static_cast<const float*>(op.shards()[0].gradient)[3] == sum);
+    }
+    op.finish_gradients({});
+    CHECK(gradient_of<float>(op, 0, 4) == std::vector<float>(4, 3));
+    CHECK(gradient_of<float>(op, 1, 4) == std::vector<float>(4));
+  });
+}
+
 TEST_CASE("facts: two replicas of two shards, two micro-batches") {
   const Json fact = Json::facts("fsdp.json")["hsdp"];
   const auto size = static_cast<std::int64_t>(fact["P"].integer());
