@@ -8,6 +8,11 @@
 #include <pleat needs C++20: compile with -std=c++20>
 #endif
 
+#if !defined(__cpp_exceptions) && !defined(__CUDA_ARCH__)
+#error "pleat needs exceptions: compile without -fno-exceptions"
+#include <pleat needs exceptions: compile without -fno-exceptions>
+#endif
+
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "pleat needs NaN, infinity and sums in order: compile without -ffast-math, -Ofast and -ffinite-math-only"
 #endif
