@@ -11,15 +11,22 @@
 
 namespace templates_testing {
 
-/// Also lets kernels of another stream take some multiprocessors, or all, for a while.
+/// Also lets kernels of another stream take some multiprocessors, or all, for a while, and begins with 10 ms in front
+/// of all that the late stream does.
 class NoisyExecutor : public DelayingExecutor {
  public:
   NoisyExecutor(unsigned seed, cudaStream_t late)
       : DelayingExecutor(seed, late),
         random_(std::make_shared<std::mt19937>(seed)),
+        late_(std::make_shared<cudaStream_t>(late)),
         noise_(std::make_shared<CudaStream>()) {}
 
   void record(const CudaEvent& event, cudaStream_t s) const {
+    if (s == *late_) {
+      spin<<<1, 1, 0, s>>>(10'000'000);
+      check_launch("spin");
+      *late_ = nullptr;
+    }
     const auto draw = (*random_)();
     if (draw % 8 == 0) {
       spin<<<1 + draw / 8 % 264, 1024, 0, *noise_>>>(draw / 4096 % 100'000);
@@ -30,6 +37,7 @@ class NoisyExecutor : public DelayingExecutor {
 
  private:
   std::shared_ptr<std::mt19937> random_;
+  std::shared_ptr<cudaStream_t> late_;  // null once it was late
   std::shared_ptr<CudaStream> noise_;
 };
 

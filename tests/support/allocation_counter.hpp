@@ -27,13 +27,26 @@ inline void* counted(void* memory) {
 
 }  // namespace testing_support
 
-// The forms for arrays and without exceptions call these.
+// All forms: a sanitizer's own would not go with these.
 void* operator new(std::size_t bytes) {
   return testing_support::counted(std::malloc(bytes == 0 ? 1 : bytes));
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   const auto multiple = static_cast<std::size_t>(alignment);
   return testing_support::counted(std::aligned_alloc(multiple, (bytes + multiple) / multiple * multiple));
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  ++testing_support::allocations;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* operator new[](std::size_t bytes) {
+  return operator new(bytes);
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return operator new(bytes, alignment);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept {
+  return operator new(bytes, tag);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
@@ -45,5 +58,17 @@ void operator delete(void* memory, std::align_val_t) noexcept {
   std::free(memory);
 }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }

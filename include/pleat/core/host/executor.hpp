@@ -19,7 +19,7 @@ class HostExecutor {
   using event_type = HostEvent;
 
   Device device() const noexcept { return {}; }
-  HostEvent make_event() const noexcept { return {}; }
+  [[nodiscard]] HostEvent make_event() const noexcept { return {}; }
   void record(HostEvent&, HostStream) const noexcept {}
   void wait(HostStream, const HostEvent&) const noexcept {}
   void copy(void* out, const void* in, std::size_t bytes, HostStream) const noexcept {
