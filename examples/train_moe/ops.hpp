@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include <pleat/core/block.hpp>
 #include <pleat/core/config.hpp>
@@ -17,7 +18,7 @@ struct Rows {
   std::int64_t stride = 0;
 
   PLEAT_HD constexpr T* row(std::int64_t r) const { return data + r * stride; }
-  operator Rows<const T>() const { return {data, stride}; }
+  operator Rows<const T>() const requires(!std::is_const_v<T>) { return {data, stride}; }
 };
 
 /// The most that the operations of a rank are given.
