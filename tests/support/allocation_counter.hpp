@@ -39,6 +39,11 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++testing_support::allocations;
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  ++testing_support::allocations;
+  const auto multiple = static_cast<std::size_t>(alignment);
+  return std::aligned_alloc(multiple, (bytes + multiple) / multiple * multiple);
+}
 void* operator new[](std::size_t bytes) {
   return operator new(bytes);
 }
@@ -47,6 +52,9 @@ void* operator new[](std::size_t bytes, std::align_val_t alignment) {
 }
 void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept {
   return operator new(bytes, tag);
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment, const std::nothrow_t& tag) noexcept {
+  return operator new(bytes, alignment, tag);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
