@@ -18,7 +18,11 @@ struct Rows {
   std::int64_t stride = 0;
 
   PLEAT_HD constexpr T* row(std::int64_t r) const { return data + r * stride; }
-  operator Rows<const T>() const requires(!std::is_const_v<T>) { return {data, stride}; }
+  template <class Constant>
+  requires(!std::is_const_v<T> && std::is_same_v<Constant, const T>)
+  operator Rows<Constant>() const {
+    return {data, stride};
+  }
 };
 
 /// The most that the operations of a rank are given.

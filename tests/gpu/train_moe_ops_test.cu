@@ -1,5 +1,5 @@
 // The trainer's CUDA kernels against their host twins in float64: every operation, odd and real sizes, poisoned
-// outputs, and the same bits twice. With an argument, times at the sizes of a real model. Exit code 77 without a GPU.
+// outputs, and the same bits twice. Exit code 77 without a GPU.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -446,107 +446,9 @@ void test_all(Devices& on) {
   test_latent<T>(on, 5000, {16, 128, 64, 128, 48});  // several pieces
 }
 
-/// Microseconds of a call, the median of some, and what rate that is.
-template <class F>
-void time(const char* what, Devices& on, double bytes, double flop, F call) {
-  std::vector<float> times;
-  const pleat::CudaEvent begin(true), end(true);
-  for (int i = 0; i < 8; ++i) {
-    pleat::check_cuda(cudaEventRecord(begin, on.stream), "cudaEventRecord");
-    call();
-    pleat::check_cuda(cudaEventRecord(end, on.stream), "cudaEventRecord");
-    on.stream.synchronize();
-    float ms = 0;
-    pleat::check_cuda(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    if (i > 1) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  const double ms = times[times.size() / 2];
-  std::printf("%-34s %9.1f us", what, ms * 1e3);
-  if (bytes > 0) std::printf("  %6.0f GB/s", bytes / ms / 1e6);
-  if (flop > 0) std::printf("  %6.0f TFLOP/s", flop / ms / 1e9);
-  std::printf("\n");
-}
-
-void time_all() {
-  using T = bfloat16;
-  constexpr std::int64_t rows = 32768, hidden = 2048, classes = 151936, queries = 4096, piece = 4096;
-  Devices on({.tokens = rows, .hidden = hidden, .vocabulary = classes, .widest = queries, .dtype = pleat::DType::bf16});
-  Gpu& gpu = on.gpu;
-  const auto random = [](std::int64_t elems) {
-    const Reals some = draw<T>(1 << 20, 0.05);
-    Array<T> array(elems);
-    std::vector<T> narrow(some.size());
-    for (std::size_t i = 0; i < some.size(); ++i) narrow[i] = static_cast<T>(some[i]);
-    for (std::int64_t at = 0; at < elems; at += static_cast<std::int64_t>(narrow.size())) {
-      const std::size_t count = std::min(narrow.size(), static_cast<std::size_t>(elems - at));
-      pleat::check_cuda(cudaMemcpy(array.data() + at, narrow.data(), count * sizeof(T), cudaMemcpyDefault),
-                        "cudaMemcpy");
-    }
-    return array;
-  };
-  Array<T> x = random(rows * queries), y = random(rows * queries), z = random(rows * queries),
-           w = random(classes * hidden);
-  Array<T> logits = random(piece * classes);
-  Array<float> statistics(rows * 32), dw(classes * hidden), scores(rows * 128);
-  const IdArray ids(draw_ids(rows, 256)), many(draw_ids(rows, classes));
-  Ids counting(rows);
-  for (int i = 0; i < rows; ++i) counting[static_cast<std::size_t>(i)] = i;
-  const IdArray positions(counting);
-  Array<double> loss(Reals{0});
-  pleat::check_cuda(cudaMemset(dw.data(), 0, dw.elems * 4), "cudaMemset");
-  pleat::check_cuda(cudaMemset(scores.data(), 0, scores.elems * 4), "cudaMemset");
-  const double wide = 2.0 * rows * hidden, heads = 2.0 * rows * queries;
-  const auto of = [](const Array<T>& a, std::int64_t stride) { return Rows<T>{a.data(), stride}; };
-  const auto norms = [&](const char* forward, const char* backward, double bytes, std::int64_t count,
-                         std::int64_t dim) {
-    time(forward, on, 2 * bytes, 0,
-         [&] { gpu.rms_norm(of(x, dim), w.data(), of(y, dim), statistics.data(), count, dim, 1e-6, on.stream); });
-    time(backward, on, 5 * bytes, 0, [&] {
-      gpu.rms_norm_backward(of(y, dim), of(x, dim), w.data(), statistics.data(), Rows<const T>{}, of(z, dim), dw.data(),
-                            count, dim, on.stream);
-    });
-  };
-  norms("norm 32768 x 2048", "  backward", wide, rows, hidden);
-  norms("norm of 32 heads of 128", "  backward", heads, rows * 32, 128);
-  time("rotate 32 heads of 128", on, 2 * heads, 0,
-       [&] { gpu.rotate(x.data(), 4096, 128, positions.data(), rows, 32, 128, 1e6, 1, on.stream); });
-  time("add 32768 x 2048", on, 3 * wide, 0, [&] { gpu.add(y.data(), z.data(), rows * hidden, on.stream); });
-  time("embed", on, 2 * wide, 0, [&] { gpu.embed(many.data(), w.data(), y.data(), rows, hidden, on.stream); });
-  time("  backward, 256 ids", on, 0, 0,
-       [&] { gpu.embed_backward(ids.data(), y.data(), dw.data(), rows, hidden, classes, on.stream); });
-  time("  backward, 151936 ids", on, 0, 0,
-       [&] { gpu.embed_backward(many.data(), y.data(), dw.data(), rows, hidden, classes, on.stream); });
-  const auto linear = [&](const char* what, std::int64_t count, std::int64_t in, std::int64_t out) {
-    const double flop = 2.0 * double(count) * double(in) * double(out);
-    T* const wide_y = out == classes ? logits.data() : y.data();
-    std::printf("%s\n", what);
-    time("  forward", on, 0, flop,
-         [&] { gpu.linear(of(x, in), w.data(), wide_y, count, in, out, nullptr, on.stream); });
-    time("  input", on, 0, flop,
-         [&] { gpu.linear_input_gradient(wide_y, w.data(), z.data(), false, count, in, out, on.stream); });
-    time("  weight", on, 0, flop,
-         [&] { gpu.linear_weight_gradient(wide_y, of(x, in), dw.data(), true, count, in, out, on.stream); });
-  };
-  linear("query 2048 -> 4096", rows, hidden, queries);
-  linear("key 2048 -> 512", rows, hidden, 512);
-  linear("output 4096 -> 2048", rows, queries, hidden);
-  time("router", on, 0, 2.0 * rows * hidden * 128,
-       [&] { gpu.linear(of(x, hidden), w.data(), scores.data(), rows, hidden, 128, nullptr, on.stream); });
-  time("  input", on, 0, 2.0 * rows * hidden * 128,
-       [&] { gpu.linear_input_gradient(scores.data(), w.data(), z.data(), true, rows, hidden, 128, on.stream); });
-  time("  weight", on, 0, 2.0 * rows * hidden * 128, [&] {
-    gpu.linear_weight_gradient(scores.data(), of(x, hidden), dw.data(), true, rows, hidden, 128, on.stream);
-  });
-  for (const std::int64_t count : {1024, 2048, 4096})
-    linear(("head, a piece of " + std::to_string(count)).c_str(), count, hidden, classes);
-  time("cross entropy of 4096", on, 6.0 * piece * classes, 0,
-       [&] { gpu.cross_entropy(logits.data(), many.data(), loss.data(), piece, classes, on.stream); });
-}
-
 }  // namespace
 
-int main(int argc, char**) {
+int main() {
   if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   {
     Devices on({.tokens = 40000, .hidden = 4104, .vocabulary = 50000, .widest = 4104, .dtype = pleat::DType::bf16});
@@ -555,6 +457,5 @@ int main(int argc, char**) {
     test_initial<float>(on);
   }
   std::printf("%s\n", failures == 0 ? "all passed" : "some FAILED");
-  if (argc > 1) time_all();
   return failures == 0 ? 0 : 1;
 }

@@ -158,7 +158,7 @@ class ops<pleat::cuda_device> {
     Work work{};
     work.product = memory.take_bytes(gpu::Products::workspace_bytes);
     work.partials = memory.take_bytes(partials * pleat::size_bytes(pleat::accumulator(shape.dtype)));
-    work.embedding = gpu::EmbeddingScratch::carve(memory, shape.tokens);
+    work.embedding = gpu::EmbeddingScratch::carve(memory, shape.tokens, shape.hidden, shape.dtype);
     work.losses = memory.take<double>(static_cast<std::size_t>(shape.tokens));
     work.converted = memory.take_bytes(converted_bytes);
     return work;
