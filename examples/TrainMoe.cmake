@@ -1,9 +1,11 @@
 # The trainer: its build, the demo's run, and the runs that are checked against one rank.
 include(TrainMoeParts.cmake)
-pleat_add_program(train_moe train_moe/main.cpp ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp)
-target_link_libraries(train_moe PRIVATE train_moe_parts)
-target_compile_definitions(train_moe PRIVATE PLEAT_DEFAULT_TEXT="${PROJECT_SOURCE_DIR}/LICENSE"
-                                             $<$<BOOL:${PLEAT_TRAIN_MOE_DEMO}>:PLEAT_TRAIN_MOE_DEMO>)
+# What programs that train on host ranks have in common.
+add_library(train_moe_host OBJECT train_moe/host/train.cpp ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp)
+target_link_libraries(train_moe_host PUBLIC train_moe_parts PRIVATE pleat_warnings)
+target_compile_definitions(train_moe_host PUBLIC $<$<BOOL:${PLEAT_TRAIN_MOE_DEMO}>:PLEAT_TRAIN_MOE_DEMO>)
+pleat_add_program(train_moe train_moe/main.cpp)
+target_link_libraries(train_moe PRIVATE train_moe_host train_moe_parts)
 
 # Defines `extern const char train_moe_commit[]` with the commit that is built; written again only when it changed.
 add_custom_target(
@@ -13,7 +15,7 @@ add_custom_target(
   BYPRODUCTS ${CMAKE_CURRENT_BINARY_DIR}/train_moe_commit.cpp
   COMMENT "the commit of this checkout"
   VERBATIM)
-add_dependencies(train_moe train_moe_commit)
+add_dependencies(train_moe_host train_moe_commit)
 
 # The build's last step rather than a test: the console belongs to the program, so its progress is seen as it runs.
 add_custom_target(
@@ -56,4 +58,21 @@ if(EXISTS /dev/full)
                 --json /dev/full)
   add_test(NAME train_moe_full_output COMMAND sh -c "\"$<TARGET_FILE:train_moe>\" --help > /dev/full; test $? = 1")
   set_tests_properties(train_moe_full_output PROPERTIES LABELS example TIMEOUT 300)
+endif()
+
+# The validation: minutes of 32 host ranks, as one command; its tables are in docs/validation.md.
+if(NOT PLEAT_TRAIN_MOE_DEMO)
+  pleat_add_program(validate validate/main.cpp validate/arm.cpp)
+  target_link_libraries(validate PRIVATE train_moe_host train_moe_parts)
+  pleat_add_run(validate_small TEXT "step-1 forward.*0.0e.00" COMMAND validate correctness --mesh pp4-dp8-cp1-ep1 --steps 2
+                --batch 8 --out validate_small)
+  pleat_add_run(validate_refuses_a_mesh EXIT 2 TEXT "valid: pp4-dp8-cp1-ep1" COMMAND validate correctness --mesh pp1)
+  add_custom_target(
+    run_validation
+    COMMAND ${CMAKE_COMMAND} -E rm -rf validation
+    COMMAND validate correctness
+    COMMAND validate performance
+    COMMAND validate checkpoint
+    COMMENT "the four meshes of 32 ranks: before folding, folded, two replicas, one rank"
+    VERBATIM USES_TERMINAL)
 endif()

@@ -42,6 +42,7 @@ class Checkpoints {
       saver_.emplace(model_, mesh(), rank(), options_.save, run_);
       snapshot_ = typename Backend::PinnedBuffer(saver_->footprint().pinned_host);
     }
+    saved_step_ = trainer_->progress().step;
     saver_->snapshot(memory(), snapshot_.block(), Executor{}, trainer_->stream());
     trainer_->groups().world.wait(trainer_->stream());
     write_ = std::async(std::launch::async, [this, progress = trainer_->progress()] {
@@ -53,6 +54,8 @@ class Checkpoints {
       saver_->commit(progress.step, values);
     });
   }
+  /// Of the last save; -1 before the first.
+  std::int64_t saved_step() const { return saved_step_; }
   /// Waits until the last save is written. Errors: its.
   void finish() {
     if (write_.valid()) write_.get();
@@ -93,6 +96,7 @@ class Checkpoints {
   std::string run_;
   std::optional<pleat::checkpoint::Saver> saver_;
   typename Backend::PinnedBuffer snapshot_;
+  std::int64_t saved_step_ = -1;
   std::future<void> write_;
 };
 

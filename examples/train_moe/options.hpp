@@ -85,7 +85,7 @@ struct Options {
   std::uint64_t seed = 1;
   bool perturb = false;  // initial parameters, by a unit in the last place
   std::string save, load;
-  int every = 0;  // steps between saves; 0: after the last
+  int every = 0;  // steps between saves, beside that of the last; 0: it alone
   bool check = false;
   bool runtime_mesh = false;
   bool quiet = false;

@@ -59,9 +59,11 @@ inline void show_step(Run& run, std::int64_t step, const StepReport& report, dou
     char line[512];
     std::snprintf(line, sizeof(line),
                   "{\"step\": %lld, \"loss\": %.17g, \"balance\": %.17g, \"norm\": %.17g, \"lr\": %.17g, "
-                  "\"tokens\": %lld, \"tokens_per_second\": %.1f, \"peak_bytes\": %lld, \"commit\": \"%s\"}\n",
+                  "\"tokens\": %lld, \"seconds\": %.6f, \"tokens_per_second\": %.1f, \"peak_bytes\": %lld, \"commit\": "
+                  "\"%s\"}\n",
                   static_cast<long long>(step), report.loss, report.balance, report.norm, report.learning_rate,
-                  static_cast<long long>(report.tokens), speed, static_cast<long long>(peak_bytes), train_moe_commit);
+                  static_cast<long long>(report.tokens), seconds, speed, static_cast<long long>(peak_bytes),
+                  train_moe_commit);
     run.json << line << std::flush;
     if (!run.json) throw std::runtime_error("--json " + run.options.json + " could not be written: is its disk full?");
   }
@@ -99,9 +101,9 @@ void train(const Groups<typename Backend::Comm>& groups, Run& run) {
       groups.world.barrier(trainer.stream());
       groups.world.wait(trainer.stream());
     }
-    const bool is_due = o.every > 0 ? (step + 1) % o.every == 0 : step + 1 == o.steps;
-    if (!o.save.empty() && is_due) checkpoints.save();
+    if (o.every > 0 && (step + 1) % o.every == 0) checkpoints.save();
   }
+  if (!o.save.empty() && checkpoints.saved_step() != trainer.progress().step) checkpoints.save();
   checkpoints.finish();
   if (reference) {
     run.differences = reference->differences();
@@ -116,17 +118,21 @@ void with_compiled_mesh(const pleat::RuntimeMesh& mesh, bool only_runtime, F f) 
   if (!found) f(mesh);
 }
 
-/// Runs all ranks. `Meshes` are compiled in; others are taken as they come.
-template <class Backend, class T, class... Meshes>
-void run_mesh(Run& run) {
+/// Runs all ranks, each with `train_rank(groups, run)`. `Meshes` are compiled in; others are taken as they come.
+template <class Backend, class... Meshes, class TrainRank>
+void run_all_ranks(Run& run, TrainRank train_rank) {
   // While rank 0 repeats a step as the reference, the others wait for it.
   const auto deadline = run.options.check ? std::chrono::minutes(30) : std::chrono::minutes(2);
   Backend::run_ranks(run.options.mesh.world_size, deadline, [&](typename Backend::Comm& world) {
     with_compiled_mesh<Meshes...>(run.options.mesh, run.options.runtime_mesh, [&](const auto& mesh) {
       const pleat::MeshComms comms(mesh, world);
-      train<Backend, T>(groups_of(comms), run);
+      train_rank(groups_of(comms), run);
     });
   });
+}
+template <class Backend, class T>
+void run_mesh(Run& run) {
+  run_all_ranks<Backend>(run, train<Backend, T>);
 }
 
 /// Prints what `--check` found; the program's exit code.

@@ -9,6 +9,7 @@
 
 #include "attention_block.hpp"
 #include "expert_block.hpp"
+#include "head_block.hpp"
 #include "mlp_block.hpp"
 #include "parameters.hpp"
 #include "places.hpp"
@@ -32,9 +33,6 @@ class StageModel {
   using ForwardCall = pleat::pipeline::ForwardCall;
   using BackwardCall = pleat::pipeline::BackwardCall;
 
-  /// Tokens whose scores exist at one time.
-  static constexpr std::int64_t most_head_rows = 4096;
-
   /// Of one rank.
   struct Plan {
     ModelShape model;
@@ -50,7 +48,6 @@ class StageModel {
       if (lane > 0) own.balanced_layers = 0;
       return own;
     }
-    std::int64_t head_rows() const { return std::min(attention.tokens, most_head_rows); }
     OpsShape ops_shape() const {
       const std::int64_t widest = std::max({std::int64_t{model.hidden}, model.queries(), model.attended(),
                                             std::int64_t{model.dense_inner}, std::int64_t{model.shared} * model.inner});
@@ -372,37 +369,13 @@ class StageModel {
     }
   }
 
-  /// Final norm, scores, loss and their gradients, in pieces of the tokens: slot.last becomes its gradient.
   void head(const Pass& pass) {
     const Lane<Backend>& lane = *pass.lane;
-    auto& kernels = *lane.kernels;
-    const auto s = lane.stream();
-    const std::int64_t rows = pass.rows(), hidden = plan_.model.hidden, classes = plan_.model.vocabulary;
-    T* const last = pass.slot->last;
     parameters_->with_unit(lane.index, pass.units->head, [&](const auto& w) {
-      const T* const norm = w[head_param::norm].template as<T>();
-      const T* const matrix = w[head_param::head].template as<T>();
-      kernels.rms_norm(rows_in(last, hidden), norm, rows_out(normed_, hidden), rms_, rows, hidden, plan_.model.epsilon,
-                       s);
       parameters_->with_gradient(lane.index, pass.units->head, [&](auto& gradient) {
-        const auto [dmatrix, add] = gradient.write(head_param::head);
-        for (std::int64_t row = 0; row == 0 || row < rows; row += plan_.head_rows()) {
-          const std::int64_t part = std::min(plan_.head_rows(), rows - row);
-          T* const in = normed_ + row * hidden;
-          kernels.linear(rows_in(in, hidden), matrix, scores_, part, hidden, classes, nullptr, s);
-          kernels.cross_entropy(scores_, pass.batch->labels + row, &sums_->loss, part, classes, s);
-          kernels.linear_weight_gradient(scores_, rows_in(in, hidden), dmatrix.template as<A>(), add || row > 0, part,
-                                         hidden, classes, s);
-          kernels.linear_input_gradient(scores_, matrix, in, false, part, hidden, classes, s);
-        }
-        kernels.rms_norm_backward(rows_in(normed_, hidden), rows_in(last, hidden), norm, rms_, Rows<const T>{},
-                                  rows_out(last, hidden), gradient.write(head_param::norm).tensor.template as<A>(),
-                                  rows, hidden, s);
+        head_.run(lane, *pass.batch, w, gradient, pass.slot->last, sums_);
       });
     });
-    const auto targets = std::count_if(pass.batch->host.labels.begin(), pass.batch->host.labels.end(),
-                                       [](std::int32_t label) { return label >= 0; });
-    kernels.add_constant(&sums_->tokens, static_cast<double>(targets), s);
   }
 
   /// Attention of both lanes, one call after the other: they share the ring and its streams of transfers.
@@ -462,9 +435,7 @@ class StageModel {
     }
     scratch_.clear();
     for (int lane = 0; lane < plan_.lanes; ++lane) scratch_.push_back({rows(plan_.model.hidden)});
-    normed_ = rows(has_head ? plan_.model.hidden : 0);
-    rms_ = memory.take<A>(has_head ? tokens : 0);
-    scores_ = memory.take<T>(has_head ? static_cast<std::size_t>(plan_.head_rows() * plan_.model.vocabulary) : 0);
+    if (has_head) head_ = HeadBlock<Backend, T>(memory, plan_.model, plan_.attention.tokens);
     decided_ids_ = memory.take<std::int32_t>(plan_.watched ? tokens * static_cast<std::size_t>(plan_.model.top_k) : 0);
   }
   Slot carve_slot(pleat::Carver& memory, const StageLayers& stage) {
@@ -497,9 +468,8 @@ class StageModel {
   std::optional<Attention> attention_;
   std::deque<Experts> experts_;  // [lane]
   std::vector<Chunk> chunks_;
-  std::vector<LaneScratch> scratch_;         // [lane]
-  T *normed_ = nullptr, *scores_ = nullptr;  // of the head: [tokens, hidden], [head_rows, vocabulary]
-  A* rms_ = nullptr;                         // [tokens]
+  std::vector<LaneScratch> scratch_;  // [lane]
+  HeadBlock<Backend, T> head_;        // of the stage that ends the model
 
   std::vector<DeviceBatch>* batches_ = nullptr;
   const pleat::moe::StepTokens* step_tokens_ = nullptr;

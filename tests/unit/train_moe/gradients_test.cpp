@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "small_run.hpp"
+#include "validate/unfolded_mesh.hpp"
 
 using namespace train_moe;
 
@@ -117,7 +118,7 @@ TEST_CASE("with the load-balance loss of each scope, over accumulated micro-batc
 namespace {
 
 /// Trains a step or two of a small model over a mesh, and compares with one rank on all of its tokens.
-void check_against_one_rank(std::vector<const char*> arguments) {
+void check_against_one_rank(std::vector<const char*> arguments, bool unfolded = false) {
   const TextFile text(64 * 64);
   arguments.insert(arguments.end(), {"--text", text.name().c_str(), "--layers", "4", "--hidden", "16", "--experts", "4",
                                      "--inner", "8", "--steps", "2", "--micro-batch", "1"});
@@ -127,8 +128,14 @@ void check_against_one_rank(std::vector<const char*> arguments) {
   Book parameters, gradients;
   Differences found;
   pleat::run_ranks(o.mesh.world_size, [&](pleat::ThreadComm& world) {
-    const pleat::MeshComms comms(o.mesh, world);
-    OneRank trainer(groups_of(comms), o, bytes, &record);
+    std::optional<pleat::MeshComms<pleat::RuntimeMesh, pleat::ThreadComm>> folded_comms;
+    std::optional<validate::UnfoldedComms<pleat::ThreadComm>> unfolded_comms;
+    if (unfolded) {
+      unfolded_comms.emplace(validate::UnfoldedMesh::like(o.mesh), world);
+    } else {
+      folded_comms.emplace(o.mesh, world);
+    }
+    OneRank trainer(unfolded ? unfolded_comms->groups() : groups_of(*folded_comms), o, bytes, &record);
     std::optional<Reference> reference;
     if (world.rank() == 0) reference.emplace(o, bytes, record);
     for (int step = 0; step < o.steps; ++step) {
@@ -172,6 +179,16 @@ TEST_CASE("loss, every gradient and the norm of a pipeline over a folded mesh ar
       check_against_one_rank(arguments);
     }
   }
+}
+
+TEST_CASE("so are those of the mesh before folding") {
+  const validate::UnfoldedMesh mesh =
+      validate::UnfoldedMesh::like(pleat::RuntimeMesh({.pp = 2, .dp = 4, .cp = 2, .ep = 2}));
+  CHECK(mesh.dp == 2);
+  CHECK(mesh.data_ranks() == 4);
+  check_against_one_rank({"--mesh", "pp2-dp4-cp2-ep2", "--seq", "16", "--batch", "8"}, true);
+  CHECK_THROWS_WITH_AS(validate::UnfoldedMesh::like(pleat::RuntimeMesh({.pp = 1, .dp = 2, .cp = 4, .ep = 8})),
+                       doctest::Contains("pp=1 cp=4 ep=8 on 8 ranks"), usage_error);
 }
 
 TEST_CASE("both optimizers have the bits of one rank, given the same gradients") {
