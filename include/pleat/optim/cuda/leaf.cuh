@@ -91,7 +91,8 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   if (threadIdx.x == 0) optim::finish_step(*result, total, max_norm);
 }
 
-PLEAT_KERNEL void check_rates_kernel(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second) {
+inline PLEAT_KERNEL void check_rates_kernel(optim::StepResult* result, optim::LearningRate first,
+                                            optim::LearningRate second) {
   optim::check_rate(*result, first.read());
   optim::check_rate(*result, second.read());
 }
