@@ -91,17 +91,27 @@ struct Rank {
   }
 
   const std::int32_t* chosen() const { return reinterpret_cast<const std::int32_t*>(ids.data()); }
-  moe::RowTable in(moe::RowKind kind) { return rows.deliver(kind, saved, s); }
-  void plan_sends() { Leaf::plan_sends(plan, saved.tokens, saved.tokens, chosen(), saved.record, scratch, status, s); }
-  void pack(const moe::DispatchPlan& budget, bool tokens) {
-    const moe::RowKind kind = tokens ? moe::RowKind::token : moe::RowKind::gradient;
-    Leaf::pack(budget, saved.tokens, x.data(), tokens ? chosen() : nullptr, weights.data(), saved.record,
-               rows.open(kind, saved, s), s);
+  moe::RowTable in(moe::RowKind kind) { return rows.receive(kind, saved, s); }
+  void plan_sends() {
+    Leaf::plan_sends(plan, rank, saved.tokens, saved.tokens, chosen(), saved.record, scratch, status, s);
+  }
+  void pack_headers() {
+    Leaf::pack_headers(plan, saved.tokens, chosen(), weights.data(), saved.record,
+                       rows.open(moe::RowKind::token, saved, s), s);
+  }
+  void pack(const moe::DispatchPlan& budget) {
+    Leaf::pack(budget, rank, saved.tokens, x.data(), saved.record, rows.open(moe::RowKind::token, saved, s), s);
   }
   void plan_rows() { Leaf::plan_rows(plan, rank, in(moe::RowKind::token), saved.record, scratch, status, s); }
-  void expand(const moe::DispatchPlan& budget) { Leaf::expand(budget, in(moe::RowKind::token), saved.record, s); }
-  void expand_gradient(const moe::DispatchPlan& budget) {
-    Leaf::expand_gradient(budget, in(moe::RowKind::gradient), expert_out.data(), saved.record, drows.data(), s);
+  moe::SourceRows sources(bool own, moe::RowKind kind) {
+    return own ? moe::SourceRows::own(rank, x.data()) : moe::SourceRows::of_others(rank, in(kind));
+  }
+  void expand(const moe::DispatchPlan& budget, bool own) {
+    Leaf::expand(budget, sources(own, moe::RowKind::token), saved.record, s);
+  }
+  void expand_gradient(const moe::DispatchPlan& budget, bool own) {
+    Leaf::expand_gradient(budget, sources(own, moe::RowKind::gradient), expert_out.data(), saved.record, drows.data(),
+                          s);
   }
   void sum_experts(const moe::DispatchPlan& budget, bool weighted) {
     const moe::RowKind kind = weighted ? moe::RowKind::result : moe::RowKind::token_gradient;
@@ -150,8 +160,8 @@ inline void run(const Problem& p, const char* routing) {
   const CudaBuffer window_0(plan.footprint().symmetric), window_1(plan.footprint().symmetric);
   const std::array<std::byte*, 2> bases{window_0.data(), window_1.data()};
   Rank a(plan, routing, {0, bases}, stream), b(plan, routing, {1, bases}, stream);
-  for (Rank* rank : {&a, &b}) rank->plan_sends(), rank->pack(plan, true);
-  for (Rank* rank : {&a, &b}) rank->plan_rows(), rank->expand(plan), rank->sum_experts(plan, true);
+  for (Rank* rank : {&a, &b}) rank->plan_sends(), rank->pack_headers(), rank->pack(plan);
+  for (Rank* rank : {&a, &b}) rank->plan_rows(), rank->sum_experts(plan, true);
   std::int64_t sent[2], came[2];
   std::vector<std::int64_t> ends(static_cast<std::size_t>(plan.experts_local())), offsets(ends.size() + 1);
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
@@ -165,7 +175,9 @@ inline void run(const Problem& p, const char* routing) {
   double expert_rows = 0;
   for (std::size_t e = 0; e < ends.size(); ++e) expert_rows += static_cast<double>(ends[e] - offsets[e]);
   const double row = static_cast<double>(p.hidden) * 2, token = static_cast<double>(p.tokens),
-               out = static_cast<double>(sent[0] + sent[1]), in = static_cast<double>(came[0] + came[1]);
+               out = static_cast<double>(sent[0] + sent[1]), in = static_cast<double>(came[0] + came[1]),
+               away = static_cast<double>(sent[1]), home = static_cast<double>(came[0]),
+               pads = static_cast<double>(offsets.back()) - expert_rows, own_entries = expert_rows * home / in;
   std::printf("\n%s, %s: %.0f rows of experts\n%-24s %6s %9s %9s %6s\n", p.name, routing, expert_rows, "leaf", "CTAs",
               "us", "floor", "ratio");
   const auto measure = [&](const char* name, int ctas, double rows, const std::function<void()>& call) {
@@ -173,22 +185,30 @@ inline void run(const Problem& p, const char* routing) {
     std::printf("%-24s %6d %9.1f %9.1f %6.3f\n", name, ctas, us, floor, us / floor);
     std::fflush(stdout);
   };
+  measure("cudaMemset", 0, expert_rows, [&] {
+    check_cuda(cudaMemsetAsync(a.drows.data(), 0, static_cast<std::size_t>(expert_rows * row), stream),
+               "cudaMemsetAsync");
+  });
   measure("plan_sends", 0, 0, [&] { a.plan_sends(); });
+  measure("pack_headers", 0, 0, [&] { a.pack_headers(); });
   measure("plan_rows", 0, 0, [&] { a.plan_rows(); });
-  for (const int ctas : {0, 132, 32, 16, 8}) {
+  for (const int ctas : {0, 32, 8}) {
     moe::DispatchPlan budget = plan;
     budget.options.max_ctas = ctas;
-    measure("pack", ctas, token + out, [&] { a.pack(budget, true); });
-    measure("expand", ctas, in + expert_rows, [&] { a.expand(budget); });
+    measure("pack to the other", ctas, 2 * away, [&] { a.pack(budget); });
+    measure("expand own, pads", ctas, home + own_entries + pads, [&] { a.expand(budget, true); });
+    measure("expand others'", ctas, in - home + expert_rows - own_entries, [&] { a.expand(budget, false); });
     measure("sum_experts", ctas, in + expert_rows, [&] { a.sum_experts(budget, true); });
     measure("sum_sources", ctas, token + out, [&] { a.sum_sources(budget, true); });
     if (ctas != 0 && ctas != 32) continue;
-    measure("expand_gradient", ctas, in + 2 * expert_rows, [&] { a.expand_gradient(budget); });
+    measure("expand_gradient, both", ctas, in + 2 * expert_rows + pads,
+            [&] { a.expand_gradient(budget, true), a.expand_gradient(budget, false); });
     measure("sum_experts, plain", ctas, in + expert_rows, [&] { a.sum_experts(budget, false); });
     measure("sum_sources, dweights", ctas, token + out, [&] { a.sum_sources(budget, false); });
   }
-  measure("dispatch", 0, token + out + in + expert_rows,
-          [&] { a.plan_sends(), a.pack(plan, true), a.plan_rows(), a.expand(plan); });
+  measure("dispatch", 0, 2 * away + in + expert_rows + pads, [&] {
+    a.plan_sends(), a.pack_headers(), a.pack(plan), a.plan_rows(), a.expand(plan, true), a.expand(plan, false);
+  });
   measure("combine", 0, token + out + in + expert_rows, [&] { a.sum_experts(plan, true), a.sum_sources(plan, true); });
 }
 

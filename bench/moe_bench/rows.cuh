@@ -187,7 +187,7 @@ class Rows {
     Array out(DType::bf16, {plan.capacity_rows(), p.hidden}), drows(DType::bf16, {plan.capacity_rows(), p.hidden});
     out.random(9, 1, site_.s);
     auto& op = bound.op;
-    const Streams<cudaStream_t> s{site_.s, site_.s};
+    const Streams<cudaStream_t> s{site_.s, side_};
     op.dispatch(s, *in.x, *in.ids, *in.weights, saved);
     site_.world.wait(site_.s);
     const Counts n = counts(plan, saved);
@@ -226,7 +226,8 @@ class Rows {
     Carver carver(persistent.block()), scratch_carver(scratch_memory.block());
     auto* const status = plan.carve_status(carver);
     moe::PeerRows<CudaExecutor, MappedPeers> rows(
-        plan, CudaExecutor{}, site_.arena.open(site_.everybody(), plan.footprint().symmetric, 4), carver, site_.s);
+        plan, CudaExecutor{}, site_.arena.open(site_.everybody(), plan.footprint().symmetric, plan.channels()), carver,
+        site_.s);
     const moe::PlanScratch scratch = plan.carve_plan_scratch(scratch_carver);
     moe::DispatchSaved saved(plan, saved_memory.block());
     saved.tokens = saved.planned_tokens = p.tokens;
@@ -236,28 +237,35 @@ class Rows {
     out.random(9, 1, site_.s);
     const cudaStream_t s = site_.s;
     const auto* const ids = (*in.ids).as<std::int32_t>();
-    const auto plan_sends = [&] { leaf::plan_sends(plan, p.tokens, p.tokens, ids, r, scratch, status, s); };
+    const int rank = site_.rank();
+    const auto plan_sends = [&] { leaf::plan_sends(plan, rank, p.tokens, p.tokens, ids, r, scratch, status, s); };
     const auto transfer = [&](moe::RowKind kind, const auto& write) {
       write(rows.open(kind, saved, s));
-      const moe::RowTable came = rows.deliver(kind, saved, s);
+      rows.send(kind, s);
+      const moe::RowTable came = rows.receive(kind, saved, s);
       rows.release(kind, s);
       return came;
+    };
+    const auto headers = [&](const moe::RowTable& table) {
+      leaf::pack_headers(plan, p.tokens, ids, in.weights.data(), r, table, s);
+      rows.send_headers(s);
+      return rows.receive_headers(saved, s);
     };
     plan_sends();
     moe::RowTable came{};
     const auto send_tokens = [&](const moe::DispatchPlan& budget) {
       came = transfer(moe::RowKind::token, [&](const moe::RowTable& table) {
-        leaf::pack(budget, p.tokens, in.x.data(), ids, in.weights.data(), r, table, s);
+        leaf::pack(budget, rank, p.tokens, in.x.data(), r, table, s);
       });
     };
     const auto send_results = [&](const moe::DispatchPlan& budget) {
       return transfer(moe::RowKind::result,
                       [&](const moe::RowTable& table) { leaf::sum_experts(budget, out.data(), true, r, table, s); });
     };
-    const auto plan_rows = [&] { leaf::plan_rows(plan, site_.rank(), came, r, scratch, status, s); };
-    send_tokens(plan);
+    came = transfer(moe::RowKind::token, headers);
+    const auto plan_rows = [&] { leaf::plan_rows(plan, rank, came, r, scratch, status, s); };
     plan_rows();
-    leaf::expand(plan, came, r, s);
+    send_tokens(plan);
     const moe::RowTable results = send_results(plan);
     site_.world.wait(s);
     const Counts n = counts(plan, saved);
@@ -267,6 +275,8 @@ class Rows {
     measure("plan_sends", "", 0, static_cast<double>(p.tokens * p.k) * 4, plan_sends, {}, 10);
     measure("plan_rows", "", 0, n.all * 128, plan_rows, {}, 10);
     measure(
+        "headers and signals", "", n.sent * 128, 0, [&] { transfer(moe::RowKind::token, headers); }, {}, 10);
+    measure(
         "signals alone", "", 0, 0, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
     for (const int ctas : {8, 16, 32, 64, 132, 0}) {
       moe::DispatchPlan budget = plan;
@@ -274,7 +284,10 @@ class Rows {
       const std::string way = ctas == 0 ? "all" : std::to_string(ctas) + " CTAs";
       const double wire_us = n.sent * token / 300e3;
       measure("pack and signals", way, n.sent * token, 0, [&] { send_tokens(budget); }, {{"300 GB/s", wire_us}});
-      measure("expand", way, 0, row * (n.all + n.expert_rows), [&] { leaf::expand(budget, came, r, s); });
+      measure("expand", way, 0, row * (n.all + n.expert_rows), [&] {
+        leaf::expand(budget, moe::SourceRows::own(rank, in.x.data()), r, s);
+        leaf::expand(budget, moe::SourceRows::of_others(rank, came), r, s);
+      });
       measure("sum_experts, signals", way, n.came * row, 0, [&] { send_results(budget); });
       measure("sum_sources", way, 0, row * 3 * static_cast<double>(p.tokens),
               [&] { leaf::sum_sources(budget, p.tokens, results, r, nullptr, (*in.y).data(), nullptr, status, s); });
@@ -301,7 +314,7 @@ class Rows {
     for (Array& matrix : w) matrix.random(31, 0.02, site_.s);
     const moe::ExpertMatrices weights{*w[0], *w[1], *w[2]}, dweights{*dw[0], *dw[1], *dw[2]};
     auto& op = bound.op;
-    const Streams<cudaStream_t> s{site_.s, site_.s};
+    const Streams<cudaStream_t> s{site_.s, side_};
     report_.title((std::string(p.name) + ", the whole layer, inner " + std::to_string(p.inner)).c_str());
     const auto forward = [&] { op.forward(s, *in.x, *logits, weights, saved, *in.y); };
     const auto backward = [&] {
@@ -325,6 +338,7 @@ class Rows {
   Report& report_;
   std::string only_;
   Site site_;
+  CudaStream side_;
 };
 
 }  // namespace moe_bench

@@ -1,8 +1,10 @@
 // The MoE layer on ranks with GPUs: against one rank in float64, with both transports, under delays, noise and budgets.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -59,19 +61,26 @@ class LayerRank {
   using Buffer = typename Backend::Buffer;
   using Acc = accumulator_t<T>;
 
-  LayerRank(Comm& world, const moe::LayerPlan& plan, const Problem<T>& problem, const DelayingExecutor& executor)
+  /// `layers` of the plan keep their rows at the same time.
+  LayerRank(Comm& world, const moe::LayerPlan& plan, const Problem<T>& problem, const DelayingExecutor& executor,
+            int layers = 1)
       : world_(world),
         plan_(plan),
         executor_(executor),
         scratch_(bytes(plan.footprint().scratch)),
         persistent_(bytes(plan.footprint().persistent)),
         pinned_(bytes(plan.footprint().pinned_host)),
-        saved_memory_(bytes(plan.footprint().saved)),
+        rows_memory_(bytes(plan.dispatch.has_arena() ? moe::LayerArena::bytes(plan) : 0)),
         arena_(GroupComm<Comm>(world), plan.footprint().symmetric),
         layer_(moe::bind(plan, executor, GroupComm<Comm>(world),
                          Memory<Arena>{scratch_.block(), persistent_.block(), pinned_.block(), &arena_},
                          stream_.get())),
-        saved_(plan, saved_memory_.block()) {
+        rows_(make_rows()) {
+    for (int i = 0; i < layers; ++i) {
+      saved_memory_.emplace_back(bytes(plan.footprint().saved));
+      const Block block = saved_memory_.back().block();
+      rows_ ? saved_.emplace_back(plan, block, *rows_) : saved_.emplace_back(plan, block);
+    }
     load(problem);
   }
 
@@ -105,32 +114,22 @@ class LayerRank {
       reserve(*gradient, static_cast<std::size_t>(matrix_elems_) * sizeof(Acc));
   }
 
-  /// Enqueues forward and backward.
+  /// Enqueues forward and backward of all layers, whose inputs and results are the same arrays.
   void run() {
-    const cudaStream_t s = stream_.get();
-    const Streams<cudaStream_t> streams{s, s};
-    const Device device = executor_.device();
-    const auto rows = [&](const std::optional<Buffer>& b, DType dtype, std::int64_t cols) {
-      return TensorRef(b->block().data, dtype, {tokens_, cols}, device);
-    };
-    const auto matrices = [&](const auto& gate, const auto& up, const auto& down, auto type) {
-      using E = typename decltype(type)::type;
-      const std::int64_t local = plan_.dispatch.experts_local(), I = sizes_.inner, H = sizes_.hidden;
-      const auto matrix = [&](const auto& b, std::int64_t r, std::int64_t c) {
-        return moe::expert_matrix(reinterpret_cast<E*>(b->block().data), local, r, c, I * H, device);
-      };
-      return moe::ExpertMatrices{matrix(gate, I, H), matrix(up, I, H), matrix(down, H, I)};
-    };
-    const moe::ExpertMatrices weights = matrices(gate_, up_, down_, std::type_identity<T>{});
-    const moe::ExpertMatrices dweights = matrices(dgate_, dup_, ddown_, std::type_identity<Acc>{});
-    const DType t = dtype_of<T>, acc = dtype_of<Acc>;
-    executor_.delay(s);
-    layer_.forward(streams, rows(x_, t, sizes_.hidden), rows(logits_, acc, sizes_.experts), weights, saved_,
-                   rows(y_, t, sizes_.hidden),
-                   {.routed = TensorRef(routed_->block().data, DType::u8, {tokens_}, device)});
-    executor_.delay(s);
-    layer_.backward(streams, rows(dy_, t, sizes_.hidden), rows(logits_, acc, sizes_.experts), weights, TensorRef{},
-                    saved_, rows(dx_, t, sizes_.hidden), rows(dlogits_, acc, sizes_.experts), dweights, false);
+    for (std::size_t i = 0; i < saved_.size(); ++i) forward(i);
+    for (std::size_t i = saved_.size(); i-- > 0;) backward(i);
+  }
+  void forward(std::size_t layer) {
+    executor_.delay(stream_.get());
+    layer_.forward(streams(), rows(x_, dtype_of<T>, sizes_.hidden), rows(logits_, dtype_of<Acc>, sizes_.experts),
+                   matrices<T>(gate_, up_, down_), saved_[layer], rows(y_, dtype_of<T>, sizes_.hidden),
+                   {.routed = TensorRef(routed_->block().data, DType::u8, {tokens_}, executor_.device())});
+  }
+  void backward(std::size_t layer) {
+    executor_.delay(stream_.get());
+    layer_.backward(streams(), rows(dy_, dtype_of<T>, sizes_.hidden), rows(logits_, dtype_of<Acc>, sizes_.experts),
+                    matrices<T>(gate_, up_, down_), TensorRef{}, saved_[layer], rows(dx_, dtype_of<T>, sizes_.hidden),
+                    rows(dlogits_, dtype_of<Acc>, sizes_.experts), matrices<Acc>(dgate_, dup_, ddown_), false);
   }
 
   void wait() { world_.wait(stream_.get()); }
@@ -143,10 +142,34 @@ class LayerRank {
     fetch(dup_, all.dup, first_matrix_, matrix_elems_);
     fetch(ddown_, all.ddown, first_matrix_, matrix_elems_);
   }
-  moe::DispatchStatus check() { return layer_.check({stream_.get(), stream_.get()}); }
+  moe::DispatchStatus check() { return layer_.check(streams()); }
   cudaStream_t stream() const { return stream_.get(); }
+  /// Rows of the arena that are in use; the rank has waited.
+  std::int64_t used_rows() const {
+    std::int64_t used = -1;
+    check_cuda(cudaMemcpy(&used, rows_->rows.used_rows, sizeof used, cudaMemcpyDefault), "cudaMemcpy");
+    return used;
+  }
 
  private:
+  Streams<cudaStream_t> streams() const { return {stream_.get(), side_.get()}; }
+  std::optional<moe::LayerArena> make_rows() const {
+    if (!plan_.dispatch.has_arena()) return {};
+    return moe::LayerArena(plan_, executor_, rows_memory_.block(), stream_.get());
+  }
+  TensorRef rows(const std::optional<Buffer>& b, DType dtype, std::int64_t cols) const {
+    return {b->block().data, dtype, {tokens_, cols}, executor_.device()};
+  }
+  template <class E>
+  moe::ExpertMatrices matrices(const std::optional<Buffer>& gate, const std::optional<Buffer>& up,
+                               const std::optional<Buffer>& down) const {
+    const auto matrix = [&](const std::optional<Buffer>& b, std::int64_t r, std::int64_t c) {
+      return moe::expert_matrix(reinterpret_cast<E*>(b->block().data), plan_.dispatch.experts_local(), r, c,
+                                sizes_.inner * sizes_.hidden, executor_.device());
+    };
+    return {matrix(gate, sizes_.inner, sizes_.hidden), matrix(up, sizes_.inner, sizes_.hidden),
+            matrix(down, sizes_.hidden, sizes_.inner)};
+  }
   static std::size_t bytes(std::size_t needed) { return std::max<std::size_t>(needed, 1); }
   static void reserve(std::optional<Buffer>& buffer, std::size_t size) {
     if (!buffer || buffer->block().size_bytes != bytes(size)) {
@@ -169,13 +192,15 @@ class LayerRank {
   Comm& world_;
   moe::LayerPlan plan_;
   DelayingExecutor executor_;
-  typename Backend::Stream stream_;
+  typename Backend::Stream stream_, side_;
   Buffer scratch_, persistent_;
   PinnedBuffer pinned_;
-  Buffer saved_memory_;
+  Buffer rows_memory_;
   Arena arena_;
   moe::Layer<DelayingExecutor, Comm, Arena> layer_;
-  moe::LayerSaved saved_;
+  std::optional<moe::LayerArena> rows_;
+  std::deque<Buffer> saved_memory_;
+  std::deque<moe::LayerSaved> saved_;
   Sizes sizes_;
   std::int64_t tokens_ = 0, first_ = 0, first_matrix_ = 0, matrix_elems_ = 0;
   std::optional<Buffer> x_, dy_, logits_, gate_, up_, down_, routed_, y_, dx_, dlogits_, dgate_, dup_, ddown_;
@@ -338,10 +363,95 @@ Outcome check_errors(int ranks) {
   return outcome;
 }
 
-/// Forward and backward are captured once, which a wait of the host would end, and replayed with other routings and
-/// numbers of tokens that count, 0 among them. Ranks with a GPU each.
+/// The least rows of an arena that holds all problems' layers, by their real choices.
+template <class T>
+std::int64_t arena_rows_of(const std::vector<Problem<T>>& problems, int ranks, std::int64_t alignment) {
+  const int local = problems[0].sizes.experts / ranks;
+  std::int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::int64_t rows = (alignment - 1) * local;
+    for (const Problem<T>& p : problems) {
+      for (int expert = rank * local; expert < (rank + 1) * local; ++expert) {
+        rows += (std::count(p.ids.begin(), p.ids.end(), expert) + alignment - 1) / alignment * alignment;
+      }
+    }
+    most = std::max(most, rows);
+  }
+  return (most + alignment - 1) / alignment * alignment;
+}
+
+/// Three layers share an arena that just holds them: gradients against one rank in float64, and an arena that is a bit
+/// too small is an error on every rank.
 template <class Backend, class T>
-Outcome check_graph(int ranks) {
+Outcome check_arena(int ranks) {
+  const Sizes sizes{.hidden = 64, .inner = 48, .experts = 4 * ranks, .k = 4};
+  std::vector<Problem<T>> problems;
+  std::vector<Answer<T>> answers;
+  std::vector<std::int64_t> tokens = uneven_tokens(ranks);
+  for (unsigned i = 0; i < 3; ++i) {
+    problems.emplace_back(sizes, tokens, std::random_device{}());
+    mask(problems.back(), i, 5);
+    answers.push_back(poisoned(problems.back()));
+    std::rotate(tokens.begin(), tokens.begin() + 1, tokens.end());
+  }
+  constexpr std::int64_t alignment = 16;
+  Outcome outcome;
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    const std::int64_t least = arena_rows_of(problems, ranks, alignment);
+    for (const std::int64_t arena_rows : {least, least - 4 * alignment * 4}) {
+      const moe::LayerPlan plan = plan_of(sizes, ranks, 129, dtype_of<T>,
+                                          {.transport = transport,
+                                           .row_alignment = alignment,
+                                           .overflow = moe::Overflow::error,
+                                           .arena_rows = arena_rows});
+      std::vector<std::string> texts(static_cast<std::size_t>(ranks));
+      Backend::run(ranks, 60s, [&](typename Backend::comm_type& world) {
+        LayerRank<Backend, T> rank(world, plan, problems[0], {static_cast<unsigned>(world.rank()), nullptr}, 3);
+        std::vector<Answer<T>> own;
+        for (std::size_t i = 0; i < 3; ++i) {
+          rank.load(problems[i]);
+          rank.forward(i);
+          rank.wait();
+        }
+        require(rank.used_rows() <= arena_rows, "rows past the arena's end");
+        for (std::size_t i = 3; i-- > 0;) {
+          rank.load(problems[i]);
+          rank.backward(i);
+          rank.wait();
+          if (arena_rows == least) rank.download(answers[i]);
+        }
+        require(rank.used_rows() == 0, "rows in use after the step: ", rank.used_rows());
+        try {
+          rank.check();
+        } catch (const shape_error& e) {
+          texts[static_cast<std::size_t>(world.rank())] = e.what();
+        }
+      });
+      for (const std::string& text : texts) {
+        require(text == texts[0], "ranks differ: '", text.c_str(), "' and '", texts[0].c_str(), "'");
+      }
+      require((texts[0].find("pleat[E10]") == 0) == (arena_rows != least), "arena_rows=", arena_rows, ", least ", least,
+              ": ", texts[0].c_str());
+      ++outcome.cases;
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      Answer<double> expected = moe_testing::solve(problems[i]);
+      const double off = std::max({moe_testing::relative(answers[i].dx, expected.dx),
+                                   moe_testing::relative(answers[i].dlogits, expected.dlogits),
+                                   moe_testing::relative(answers[i].dgate, expected.dgate),
+                                   moe_testing::relative(answers[i].dup, expected.dup),
+                                   moe_testing::relative(answers[i].ddown, expected.ddown)});
+      require(off < gpu_tolerance<T>(), "layer ", static_cast<int>(i), " is off by ", std::to_string(off).c_str());
+      outcome.worst = std::max(outcome.worst, off);
+    }
+  }
+  return outcome;
+}
+
+/// Forward and backward are captured once, which a wait of the host would end, and replayed with other routings and
+/// numbers of tokens that count, 0 among them; two layers, with an arena or without. Ranks with a GPU each.
+template <class Backend, class T>
+Outcome check_graph(int ranks, bool has_arena) {
   const Sizes sizes{.hidden = 64, .inner = 48, .experts = 8 * ranks, .k = 4};
   std::vector<Problem<T>> problems;
   std::vector<Answer<T>> answers;
@@ -351,9 +461,15 @@ Outcome check_graph(int ranks) {
     mask(problems.back(), i, i == 3 ? 1 : i + 2);
     answers.push_back(poisoned(problems.back()));
   }
-  const moe::LayerPlan plan = plan_of(sizes, ranks, 64, dtype_of<T>, {.transport = Transport::peer});
+  moe::DispatchOptions options{.transport = Transport::peer};
+  const std::int64_t own_rows = plan_of(sizes, ranks, 64, dtype_of<T>, options).dispatch.capacity_rows();
+  if (has_arena) {
+    options.overflow = moe::Overflow::error;
+    options.arena_rows = 2 * own_rows;
+  }
+  const moe::LayerPlan plan = plan_of(sizes, ranks, 64, dtype_of<T>, options);
   Backend::run(ranks, 60s, [&](typename Backend::comm_type& world) {
-    LayerRank<Backend, T> rank(world, plan, problems[0], {});
+    LayerRank<Backend, T> rank(world, plan, problems[0], {}, 2);
     rank.run();
     rank.wait();
     cudaGraph_t graph = nullptr;
@@ -409,6 +525,8 @@ int check_all(const char* backend, std::initializer_list<int> sizes, int runs_pe
   for (const int ranks : sizes) {
     failed += fails(backend, "layer f64", ranks, [&] { return check_layer<Backend, double>(ranks); });
     failed += fails(backend, "layer bf16", ranks, [&] { return check_layer<Backend, bfloat16>(ranks); });
+    failed += fails(backend, "arena f64", ranks, [&] { return check_arena<Backend, double>(ranks); });
+    failed += fails(backend, "arena bf16", ranks, [&] { return check_arena<Backend, bfloat16>(ranks); });
     failed += fails(backend, "errors", ranks, [&] { return check_errors<Backend>(ranks); });
     failed += fails(backend, "bits", ranks, [&] { return check_bits<Backend, bfloat16>(ranks, runs_per_budget); });
   }

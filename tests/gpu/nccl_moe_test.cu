@@ -13,8 +13,11 @@ int main() {
   using namespace moe_gpu_testing;
   using nccl_testing::NcclRanks;
   int failed = check_all<NcclRanks>("NCCL threads", {2}, testing_support::is_quick() ? 2 : 25);
-  failed += fails("NCCL threads", "graph f64", 2, [] { return check_graph<NcclRanks, double>(2); });
-  failed += fails("NCCL threads", "graph bf16", 2, [] { return check_graph<NcclRanks, pleat::bfloat16>(2); });
+  for (const bool has_arena : {false, true}) {
+    const char* const what = has_arena ? "graph bf16, arena" : "graph bf16";
+    failed += fails("NCCL threads", what, 2, [&] { return check_graph<NcclRanks, pleat::bfloat16>(2, has_arena); });
+  }
+  failed += fails("NCCL threads", "graph f64", 2, [] { return check_graph<NcclRanks, double>(2, false); });
   nccl_testing::end_world();
   std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
   return failed == 0 ? 0 : 1;

@@ -18,6 +18,7 @@ class CollectiveRows {
  public:
   using Stream = typename Executor::stream_type;
   using leaf = moe_leaf<typename Executor::device_type>;
+  static constexpr bool sends_ahead = false;  // headers travel in front of their rows
 
   CollectiveRows(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> comm, Carver& scratch,
                  Carver& persistent, Carver& pinned, Stream s)
@@ -42,9 +43,25 @@ class CollectiveRows {
     return {.base = tables_.outgoing, .first = first, .format = plan_.format(kind)};
   }
 
-  RowTable deliver(RowKind kind, DispatchSaved& saved, Stream s) {
+  void send_headers(Stream) {}
+  void send(RowKind, Stream) {}
+  RowTable receive_headers(DispatchSaved& saved, Stream s) {
+    exchange_counts(saved, s);
+    return exchange_rows(RowKind::token, saved, s);
+  }
+  RowTable receive(RowKind kind, DispatchSaved& saved, Stream s) {
+    return kind == RowKind::token ? incoming(kind, saved) : exchange_rows(kind, saved, s);
+  }
+  void release(RowKind, Stream) {}
+
+ private:
+  RowTable incoming(RowKind kind, const DispatchSaved& saved) const {
     const DispatchRecord& r = saved.record;
-    if (kind == RowKind::token) exchange_counts(saved, s);
+    const std::int64_t* first = way_of(kind) == Way::to_experts ? r.recv_first : r.send_first;
+    return {.base = tables_.incoming, .first = first, .format = plan_.format(kind)};
+  }
+  RowTable exchange_rows(RowKind kind, DispatchSaved& saved, Stream s) {
+    const DispatchRecord& r = saved.record;
     const std::int64_t* sent = saved.host_counts.data();
     const std::int64_t* received = sent + plan_.ranks;
     if (way_of(kind) == Way::to_sources) std::swap(sent, received);
@@ -55,13 +72,8 @@ class CollectiveRows {
     }
     comm_.all_to_all_v(buffers_.outgoing, send_bytes_, buffers_.incoming, recv_bytes_, DType::u8, s);
     if (kind == RowKind::result && plan_.may_drop()) comm_.all_gather(r.dropped, r.all_dropped, 1, DType::i64, s);
-    const std::int64_t* first = way_of(kind) == Way::to_experts ? r.recv_first : r.send_first;
-    return {.base = tables_.incoming, .first = first, .format = format};
+    return incoming(kind, saved);
   }
-
-  void release(RowKind, Stream) {}
-
- private:
   void exchange_counts(DispatchSaved& saved, Stream s) {
     const DispatchRecord& r = saved.record;
     const std::size_t bytes = static_cast<std::size_t>(plan_.ranks) * sizeof(std::int64_t);

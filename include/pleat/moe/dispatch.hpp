@@ -54,8 +54,9 @@ struct ExpertRows {
 
 /// The bound operation. Every rank of the ep group makes the same calls in the same order, with any number of tokens up
 /// to max_tokens, 0 among them. All work is ordered on `streams.compute`; with peer access the host learns nothing of
-/// the routing. Each token's row travels once to each rank that hosts one of its experts, both ways; sums run in
-/// ascending expert, then rank order, so the same inputs give the same bits, with either transport.
+/// the routing, and rows to other ranks go out on `streams.comm`, while the rank plans and works on its own. Each
+/// token's row travels once to each rank that hosts one of its experts, both ways; sums run in ascending expert, then
+/// rank order, so the same inputs give the same bits, with either transport.
 ///
 /// A rank that has more than max_tokens sends no row but says so: its outputs are zero, and `check` throws E08 on every
 /// rank of the group. What DispatchOptions::overflow drops adds 0 to its token's sum and gets no gradient, on every
@@ -94,16 +95,23 @@ class Dispatch {
     saved.tokens = in.extent(0);
     saved.planned_tokens = plan_.planned(saved.tokens);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
-    leaf::plan_sends(plan_, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
-    exchange(
-        RowKind::token, saved, s,
-        [&](const RowTable& out) {
-          leaf::pack(plan_, saved.planned_tokens, in.data(), chosen_ids, w.data(), saved.record, out, s);
+    const int rank = ep_.rank();
+    leaf::plan_sends(plan_, rank, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
+    std::visit(
+        [&](row_transport auto& transport) {
+          const RowTable out = transport.open(RowKind::token, saved, s);
+          leaf::pack_headers(plan_, saved.planned_tokens, chosen_ids, w.data(), saved.record, out, s);
+          transport.send_headers(s);
+          send_rows(transport, RowKind::token, in.data(), saved, out, streams);
+          leaf::plan_rows(plan_, rank, transport.receive_headers(saved, s), saved.record, scratch_, status_, s);
+          leaf::expand(plan_, SourceRows::own(rank, in.data()), saved.record, s);
+          if (plan_.ranks > 1) {
+            const RowTable came = transport.receive(RowKind::token, saved, s);
+            leaf::expand(plan_, SourceRows::of_others(rank, came), saved.record, s);
+          }
+          finish(transport, RowKind::token, s);
         },
-        [&](const RowTable& rows) {
-          leaf::plan_rows(plan_, ep_.rank(), rows, saved.record, scratch_, status_, s);
-          leaf::expand(plan_, rows, saved.record, s);
-        });
+        rows_);
     return rows(saved);
   }
 
@@ -146,12 +154,19 @@ class Dispatch {
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
     const Stream s = streams.compute;
-    exchange(
-        RowKind::gradient, saved, s,
-        [&](const RowTable& rows) {
-          leaf::pack(plan_, saved.planned_tokens, in.data(), nullptr, nullptr, saved.record, rows, s);
+    const int rank = ep_.rank();
+    std::visit(
+        [&](row_transport auto& transport) {
+          const RowTable rows = transport.open(RowKind::gradient, saved, s);
+          send_rows(transport, RowKind::gradient, in.data(), saved, rows, streams);
+          leaf::expand_gradient(plan_, SourceRows::own(rank, in.data()), out.data(), saved.record, dout.data(), s);
+          if (plan_.ranks > 1) {
+            const RowTable came = transport.receive(RowKind::gradient, saved, s);
+            leaf::expand_gradient(plan_, SourceRows::of_others(rank, came), out.data(), saved.record, dout.data(), s);
+          }
+          finish(transport, RowKind::gradient, s);
         },
-        [&](const RowTable& rows) { leaf::expand_gradient(plan_, rows, out.data(), saved.record, dout.data(), s); });
+        rows_);
   }
 
   /// dexpert_rows [capacity_rows, hidden] dtype -> dx [tokens, hidden] dtype and dweights [tokens, k] acc, overwritten;
@@ -219,6 +234,8 @@ class Dispatch {
       : plan_(plan),
         executor_(executor),
         ep_(ep),
+        ready_(executor.make_event()),
+        sent_(executor.make_event()),
         scratch_(plan.carve_plan_scratch(scratch)),
         status_(plan.carve_status(persistent)),
         rows_(make_rows(memory, scratch, persistent, pinned, s)) {
@@ -240,13 +257,35 @@ class Dispatch {
     ep_.barrier(s);
   }
 
-  /// One exchange: `write` the rows I send, then `read` those that came.
+  /// Rows of `x` to the other ranks, on the side where the transport lets them go ahead.
+  template <class Transport>
+  void send_rows(Transport& transport, RowKind row_kind, const void* x, const DispatchSaved& saved, const RowTable& out,
+                 const Streams<Stream>& streams) {
+    if (plan_.ranks == 1) return;
+    const Stream s = Transport::sends_ahead ? streams.comm : streams.compute;
+    if (Transport::sends_ahead) {
+      executor_.record(ready_, streams.compute);
+      executor_.wait(s, ready_);
+    }
+    leaf::pack(plan_, ep_.rank(), saved.planned_tokens, x, saved.record, out, s);
+    transport.send(row_kind, s);
+    if (Transport::sends_ahead) executor_.record(sent_, s);
+  }
+  /// The rows that came have been read, and those that went out may be overwritten where they came from.
+  template <class Transport>
+  void finish(Transport& transport, RowKind row_kind, Stream s) {
+    transport.release(row_kind, s);
+    if (Transport::sends_ahead && plan_.ranks > 1) executor_.wait(s, sent_);
+  }
+
+  /// One exchange of results: `write` the rows I send, then `read` those that came.
   template <class Write, class Read>
   void exchange(RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
     std::visit(
         [&](row_transport auto& transport) {
           write(transport.open(row_kind, saved, s));
-          read(transport.deliver(row_kind, saved, s));
+          transport.send(row_kind, s);
+          read(transport.receive(row_kind, saved, s));
           transport.release(row_kind, s);
         },
         rows_);
@@ -286,6 +325,7 @@ class Dispatch {
   DispatchPlan plan_;
   Executor executor_;
   GroupComm<Comm> ep_;
+  typename Executor::event_type ready_, sent_;  // of rows that go out on another stream
   PlanScratch scratch_;
   DispatchStatus* status_;
   Rows rows_;

@@ -36,8 +36,8 @@ constexpr const char* name_of(Overflow overflow) {
 
 struct DispatchOptions {
   Transport transport = Transport::collective;
-  /// An expert's rows start at multiples of this; rows between are zero. 1 where no kernel wants more.
-  std::int64_t row_alignment = 128;
+  /// An expert's rows start at multiples of this; rows between are zero. The kernels of the library take any.
+  std::int64_t row_alignment = 16;
   Overflow overflow = Overflow::worst_case;
   /// Most rows, one per (token, expert), that a rank's experts work on; 0 with Overflow::worst_case.
   std::int64_t max_rows = 0;
@@ -115,6 +115,7 @@ struct DispatchPlan {
     const std::size_t acc_bytes = size_bytes(accumulator());
     DispatchRecord r{};
     r.sent = memory.take<SentRow>(tokens * static_cast<std::size_t>(max_sends()));
+    r.own_tokens = memory.take<std::int32_t>(tokens);
     r.send_counts = memory.take<std::int64_t>(n);
     r.send_first = memory.take<std::int64_t>(n);
     r.recv_counts = memory.take<std::int64_t>(n);
@@ -176,8 +177,8 @@ struct DispatchPlan {
     return memory.take<std::int64_t>(2 * static_cast<std::size_t>(ranks));
   }
 
-  /// Of the window's signals: the credits free and full, each way.
-  int channels() const { return options.transport == Transport::peer ? 4 : 0; }
+  /// Of the window's signals: the credits free and full, each way, and full for headers alone.
+  int channels() const { return options.transport == Transport::peer ? 5 : 0; }
   Footprint footprint() const {
     Carver scratch, saved, symmetric, persistent, pinned;
     carve_saved(saved);

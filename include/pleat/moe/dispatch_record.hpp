@@ -19,6 +19,7 @@ struct SentRow {
 /// by one expert of this rank.
 struct DispatchRecord {
   SentRow* sent;               // [max_tokens, max_sends], ascending rank; rank -1 ends a token's list
+  std::int32_t* own_tokens;    // [max_tokens] by slot: the tokens of the rows from this rank to itself
   std::int64_t* send_counts;   // [ranks] rows to each rank; minus the tokens where they are too many
   std::int64_t* send_first;    // [ranks] their sums before each rank (collective transport)
   std::int64_t* recv_counts;   // [ranks] rows from each rank

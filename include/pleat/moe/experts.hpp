@@ -245,7 +245,7 @@ class Experts {
   void check_matrices(const char* what, const ExpertMatrices& m, DType dtype) const {
     const ExpertShape& shape = plan_.shape;
     const auto check = [&](const TensorRef& t, std::int64_t rows, std::int64_t cols) {
-      expect(what, t, dtype, kind, {shape.experts_local, rows, cols});
+      with_data(what, expect(what, t, dtype, kind, {shape.experts_local, rows, cols}));
       if (t.stride(1) != cols || t.stride(2) != 1) {
         fail<shape_error>("pleat[E01]: a matrix of ", what, " is ", t, " with gaps inside; only experts may lie apart");
       }

@@ -37,13 +37,18 @@ concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, 
 };
 
 /// Rows of other ranks are found through tables; arrays of the record are described with it (dispatch_record.hpp).
-/// - `plan_sends`: sent and send_counts, from the ids of `planned` tokens; counts below 0 where `tokens` are more.
+/// - `plan_sends`: sent, own_tokens and send_counts, from the ids of `planned` tokens; counts below 0 where `tokens`
+/// are
+///   more.
 /// - `sum_before`: before[p] = sum of the counts before p; a count below 0 is no row.
-/// - `pack`: writes x's rows to where they are sent; with ids (and weights), their headers and the counts beside them.
+/// - `pack_headers`: writes the headers of all rows that are sent, and the counts beside them; `pack`: the rows of x
+/// that
+///   go to other ranks.
 /// - `plan_rows`: recv_counts, entries, offsets, ends and dropped, from the headers and counts that came; of an arena,
 ///   the rows behind those in use, as offsets say then.
-/// - `expand`: rows of the record; `expand_gradient`: dout = weight * dy of a row's token, and entry_dweights = <dy,
-///   out>; dout may be out. Both zero pad rows.
+/// - `expand`: the record's rows, of the sources that are given; `expand_gradient`: dout = weight * dy of a row's
+/// token, and entry_dweights = <dy,
+///   out>; dout may be out. With own rows, both zero pad rows.
 /// - `sum_experts`: sends back one row per row that came: the sum over its entries, weighted and with `dropped` beside
 ///   the rows, or plain and with the weights' gradients in the header.
 /// - `sum_sources`: adds up the residual, unless it is null, and the answers per token, and the gradients in their
@@ -51,13 +56,15 @@ concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, 
 template <class L, class Stream>
 concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_t n, const std::int32_t* ids,
                                  const void* in, void* out, DispatchRecord& r, const RowTable& table,
-                                 const PlanScratch& scratch, DispatchStatus* status, std::int64_t* sums, Stream s) {
-  L::plan_sends(plan, n, n, ids, r, scratch, status, s);
+                                 const SourceRows& source, const PlanScratch& scratch, DispatchStatus* status,
+                                 std::int64_t* sums, Stream s) {
+  L::plan_sends(plan, rank, n, n, ids, r, scratch, status, s);
   L::sum_before(rank, sums, sums, s);
-  L::pack(plan, n, in, ids, in, r, table, s);
+  L::pack_headers(plan, n, ids, in, r, table, s);
+  L::pack(plan, rank, n, in, r, table, s);
   L::plan_rows(plan, rank, table, r, scratch, status, s);
-  L::expand(plan, table, r, s);
-  L::expand_gradient(plan, table, in, r, out, s);
+  L::expand(plan, source, r, s);
+  L::expand_gradient(plan, source, in, r, out, s);
   L::sum_experts(plan, in, true, r, table, s);
   L::sum_sources(plan, n, table, r, in, out, out, status, s);
 };

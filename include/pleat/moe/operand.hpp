@@ -5,11 +5,18 @@
 
 namespace pleat::inline v0::moe {
 
+/// Errors: shape_error T07 when a tensor that has elements has no data.
+inline TensorRef with_data(const char* what, const TensorRef& ref) {
+  if (ref.data() == nullptr && ref.elems() != 0)
+    fail<shape_error>("pleat[T07]: ", what, " is ", ref, ", and has no data");
+  return ref;
+}
+
 /// Reads the tensor that `what` names; its rows lie without gaps. Errors: shape_error T07, E01 when there are gaps.
 template <class T>
 TensorRef dense(const char* what, const T& t, DType dtype, DeviceKind device,
                 std::initializer_list<std::int64_t> extents) {
-  const TensorRef ref = expect(what, t, dtype, device, extents);
+  const TensorRef ref = with_data(what, expect(what, t, dtype, device, extents));
   if (!ref.is_contiguous()) {
     fail<shape_error>("pleat[E01]: ", what, " is ", ref,
                       " with gaps between its rows; pass a contiguous row-major copy");

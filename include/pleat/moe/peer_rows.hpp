@@ -12,11 +12,13 @@ namespace pleat::inline v0::moe {
 
 /// The row_transport of Transport::peer. A source can send at most max_tokens rows, so the window [source][slot] cannot
 /// overflow and a row never waits for counts; whoever writes the rows writes these beside them. Each way has a window
-/// and two credits: *free* (you may write my window) and *full* (I have written yours).
+/// and two credits: *free* (you may write my window) and *full* (I have written yours); headers of tokens have a *full*
+/// of their own.
 template <executor Executor, peer_access Peers>
 class PeerRows {
  public:
   using Stream = typename Executor::stream_type;
+  static constexpr bool sends_ahead = true;
 
   /// Own rows lie in the own window and need no signal. Fills the device tables and gives every peer its first credits.
   PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
@@ -57,21 +59,29 @@ class PeerRows {
     return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
-  /// Tells the peers that their rows are there, and waits for theirs.
-  RowTable deliver(RowKind kind, const DispatchSaved&, Stream s) {
-    const int way = static_cast<int>(way_of(kind));
-    pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s);
+  void send_headers(Stream s) { pleat::detail::signal_peers(peers_, headers_channel, s); }
+  void send(RowKind kind, Stream s) { pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s); }
+  RowTable receive_headers(const DispatchSaved&, Stream s) {
+    pleat::detail::await_peers(peers_, headers_channel, s);
+    return incoming(RowKind::token);
+  }
+  RowTable receive(RowKind kind, const DispatchSaved&, Stream s) {
     pleat::detail::await_peers(peers_, full_channel(way_of(kind)), s);
-    return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
+    return incoming(kind);
   }
 
   /// The rows that came have been read.
   void release(RowKind kind, Stream s) { grant(way_of(kind), s); }
 
  private:
+  RowTable incoming(RowKind kind) const {
+    const int way = static_cast<int>(way_of(kind));
+    return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
+  }
   void grant(Way way, Stream s) { pleat::detail::signal_peers(peers_, free_channel(way), s); }
   static constexpr int free_channel(Way way) { return 2 * static_cast<int>(way); }
   static constexpr int full_channel(Way way) { return 2 * static_cast<int>(way) + 1; }
+  static constexpr int headers_channel = 4;
 
   DispatchPlan plan_;
   Peers peers_;

@@ -48,4 +48,15 @@ struct RowTable {
   PLEAT_HD std::byte* payload(int peer, std::int64_t slot) const { return header(peer, slot) + format.header_bytes; }
 };
 
+/// The rows that rank `rank` reads next: those it sends itself, at their tokens, or those of other ranks, in a table.
+struct SourceRows {
+  int rank;
+  bool are_own;
+  const void* tokens = nullptr;  // [tokens, hidden]
+  RowTable table{};
+
+  static SourceRows own(int rank, const void* tokens) { return {rank, true, tokens, {}}; }
+  static SourceRows of_others(int rank, const RowTable& table) { return {rank, false, nullptr, table}; }
+};
+
 }  // namespace pleat::inline v0::moe

@@ -7,15 +7,22 @@
 
 namespace pleat::inline v0::moe {
 
-/// One exchange of rows of a kind is `open`, leaves that write where it says, `deliver`, leaves that read where that
-/// says, `release`; all ordered on `s`, and called by all ranks of the group in the same order.
-/// - `open`: where my rows go at each rank; what follows may write there.
-/// - `deliver`: what I wrote is complete; where the rows from each rank lie, which what follows may read.
+/// One exchange of rows of a kind, called by all ranks of the group in the same order:
+/// - `open`: where my rows go at each rank; what follows on `s` may write there.
+/// - `send_headers` and `send`: what `s` has written is complete: the headers of tokens with the counts beside them;
+/// the
+///   rows. Where `sends_ahead`, the receiver need not wait for the rows to read the headers, and `send` may come on
+///   another stream.
+/// - `receive_headers` and `receive`: where those from each rank lie, which what follows on `s` may read.
 /// - `release`: they have been read.
 template <class T>
 concept row_transport = requires(T& t, RowKind kind, DispatchSaved& saved, typename T::Stream s) {
+  { T::sends_ahead } -> std::convertible_to<bool>;
   { t.open(kind, saved, s) } -> std::same_as<RowTable>;
-  { t.deliver(kind, saved, s) } -> std::same_as<RowTable>;
+  t.send_headers(s);
+  t.send(kind, s);
+  { t.receive_headers(saved, s) } -> std::same_as<RowTable>;
+  { t.receive(kind, saved, s) } -> std::same_as<RowTable>;
   t.release(kind, s);
 };
 

@@ -414,6 +414,11 @@ TEST_CASE("the layer names what is wrong: sizes, a saved state of other shapes, 
                        "pleat[T07]: logits is f32 [3, 2] on host; it must be f32 [4, 2] on host", shape_error);
   CHECK_THROWS_WITH_AS(layer.backward({}, x, l, all(matrix), TensorRef{}, saved, x, l, all(gradients), false),
                        doctest::Contains("pleat[E16]: combine_backward was given a saved state"), shape_error);
+  CHECK_THROWS_WITH_AS(layer.forward({}, TensorRef(nullptr, DType::f32, {4, 4}), l, all(matrix), saved, x),
+                       "pleat[T07]: x is f32 [4, 4] on host, and has no data", shape_error);
+  CHECK_THROWS_WITH_AS(
+      layer.forward({}, x, l, moe::ExpertMatrices{all(matrix).gate, {nullptr, DType::f32, {2, 6, 4}}, {}}, saved, x),
+      doctest::Contains("pleat[T07]: weights is f32 [2, 6, 4] on host, and has no data"), shape_error);
   const moe::ExpertSaved fresh(plan.experts, memory.block());
   CHECK_THROWS_WITH_AS(fresh.expect_filled(plan.experts.shape), doctest::Contains("pleat[E16]"), shape_error);
 }

@@ -294,9 +294,9 @@ TEST_CASE("6 and 8 tokens on two ranks with a capacity: nobody waits for ever, a
 TEST_CASE("a plan with a capacity is as large as it says; max_rows that do not fit the policy are refused") {
   const DispatchShape shape{32, 16, 8, 2, DType::bf16};
   const moe::DispatchPlan small = moe::plan(4, shape, {.overflow = Overflow::error, .max_rows = 64});
-  CHECK(small.capacity_rows() == 384);  // 64 rows, and 127 pad rows of each of two experts, in whole tiles
-  CHECK(moe::plan(4, shape).capacity_rows() == 512);
-  CHECK(moe::plan(4, shape, {.overflow = Overflow::error, .max_rows = 256}).capacity_rows() == 512);
+  CHECK(small.capacity_rows() == 96);  // 64 rows, and 15 pad rows of each of two experts, in multiples of 16
+  CHECK(moe::plan(4, shape).capacity_rows() == 288);
+  CHECK(moe::plan(4, shape, {.overflow = Overflow::error, .max_rows = 256}).capacity_rows() == 288);
   CHECK(small.footprint().saved < moe::plan(4, shape).footprint().saved);
   const auto text = [&](const moe::DispatchOptions& options) {
     try {

@@ -24,27 +24,32 @@ struct pleat::moe_leaf<testing_support::deferred_device> {
   using Record = pleat::moe::DispatchRecord;
   using Scratch = pleat::moe::PlanScratch;
   using Table = pleat::moe::RowTable;
+  using Sources = pleat::moe::SourceRows;
   using Status = pleat::moe::DispatchStatus;
 
-  static void plan_sends(const Plan& plan, std::int64_t tokens, std::int64_t planned, const std::int32_t* ids,
+  static void plan_sends(const Plan& plan, int rank, std::int64_t tokens, std::int64_t planned, const std::int32_t* ids,
                          const Record& r, const Scratch& scratch, Status* status, Stream s) {
-    s.run([=] { Host::plan_sends(plan, tokens, planned, ids, r, scratch, status, {}); });
+    s.run([=] { Host::plan_sends(plan, rank, tokens, planned, ids, r, scratch, status, {}); });
   }
   static void sum_before(int ranks, const std::int64_t* counts, std::int64_t* before, Stream s) {
     s.run([=] { Host::sum_before(ranks, counts, before, {}); });
   }
-  static void pack(const Plan& plan, std::int64_t tokens, const void* x, const std::int32_t* ids, const void* weights,
-                   const Record& r, const Table& out, Stream s) {
-    s.run([=] { Host::pack(plan, tokens, x, ids, weights, r, out, {}); });
+  static void pack_headers(const Plan& plan, std::int64_t tokens, const std::int32_t* ids, const void* weights,
+                           const Record& r, const Table& out, Stream s) {
+    s.run([=] { Host::pack_headers(plan, tokens, ids, weights, r, out, {}); });
+  }
+  static void pack(const Plan& plan, int rank, std::int64_t tokens, const void* x, const Record& r, const Table& out,
+                   Stream s) {
+    s.run([=] { Host::pack(plan, rank, tokens, x, r, out, {}); });
   }
   static void plan_rows(const Plan& plan, int rank, const Table& in, const Record& r, const Scratch& scratch,
                         Status* status, Stream s) {
     s.run([=] { Host::plan_rows(plan, rank, in, r, scratch, status, {}); });
   }
-  static void expand(const Plan& plan, const Table& in, const Record& r, Stream s) {
+  static void expand(const Plan& plan, const Sources& in, const Record& r, Stream s) {
     s.run([=] { Host::expand(plan, in, r, {}); });
   }
-  static void expand_gradient(const Plan& plan, const Table& in, const void* out, const Record& r, void* dout,
+  static void expand_gradient(const Plan& plan, const Sources& in, const void* out, const Record& r, void* dout,
                               Stream s) {
     s.run([=] { Host::expand_gradient(plan, in, out, r, dout, {}); });
   }
@@ -85,7 +90,8 @@ struct Rank {
         scratch(plan.footprint().scratch, 0xff),
         persistent(plan.footprint().persistent, 0xff),
         pinned(plan.footprint().pinned_host, 0xff),
-        stream(world.make_stream()) {
+        stream(world.make_stream()),
+        side(world.make_stream()) {
     const GroupComm<DeferredComm> ep = ranks == 1 ? GroupComm<DeferredComm>(index) : GroupComm<DeferredComm>(comm);
     // What bind writes is enqueued as well: its memory must live until then.
     op.emplace(moe::bind(plan, DeferredExecutor{}, ep,
@@ -109,22 +115,25 @@ struct Rank {
     }
   }
 
-  /// Experts that return their rows; dy = x. Two live micro-batches at a time.
+  /// Experts that return their rows; dy = x. Two live micro-batches at a time, each call for both before the next one.
   void enqueue() {
-    const Streams<DeferredStream> streams{stream, stream};
+    const Streams<DeferredStream> streams{stream, side};
     for (int first = 0; first < steps; first += 2) {
-      for (int i = first; i < first + 2; ++i) {
-        Step& step = all[i];
-        const moe::ExpertRows rows =
-            op->dispatch(streams, matrix(step.x, hidden), matrix(step.ids, k), matrix(step.weights, k), *step.saved);
-        op->combine(streams, rows.rows, *step.saved, matrix(step.y, hidden));
-      }
-      for (int i = first + 1; i >= first; --i) {
-        Step& step = all[i];
-        const TensorRef rows = op->rows(*step.saved).rows;
-        op->combine_backward(streams, matrix(step.x, hidden), rows, *step.saved, rows);
-        op->dispatch_backward(streams, rows, *step.saved, matrix(step.dx, hidden), matrix(step.dweights, k));
-      }
+      const auto each = [&](const auto& call) {
+        for (int i = first; i < first + 2; ++i) call(all[i], *all[i].saved);
+      };
+      each([&](Step& step, moe::DispatchSaved& saved) {
+        op->dispatch(streams, staged(step.x), matrix(step.ids, k), matrix(step.weights, k), saved);
+      });
+      each([&](Step& step, moe::DispatchSaved& saved) {
+        op->combine(streams, op->rows(saved).rows, saved, matrix(step.y, hidden));
+      });
+      each([&](Step& step, moe::DispatchSaved& saved) {
+        op->combine_backward(streams, staged(step.x), op->rows(saved).rows, saved, op->rows(saved).rows);
+      });
+      each([&](Step& step, moe::DispatchSaved& saved) {
+        op->dispatch_backward(streams, op->rows(saved).rows, saved, matrix(step.dx, hidden), matrix(step.dweights, k));
+      });
     }
   }
 
@@ -147,6 +156,11 @@ struct Rank {
     return count;
   }
 
+  /// The values in an array that all calls use: a call that still reads it when it is done reads the next one's.
+  TensorRef staged(std::vector<float>& values) {
+    stream.run([this, &values] { std::copy(values.begin(), values.end(), staging.begin()); });
+    return {staging.data(), {static_cast<std::int64_t>(values.size()) / hidden, hidden}};
+  }
   template <class T>
   static TensorRef matrix(std::vector<T>& values, std::int64_t cols) {
     return {values.data(), {static_cast<std::int64_t>(values.size()) / cols, cols}};
@@ -161,7 +175,8 @@ struct Rank {
   DeferredComm comm;
   DeferredArena arena;
   HostBuffer scratch, persistent, pinned;
-  DeferredStream stream;
+  DeferredStream stream, side;
+  std::vector<float> staging = std::vector<float>(max_tokens * hidden);
   std::optional<Op> op;
   Step all[steps];
 };

@@ -119,8 +119,9 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
 /// `refused_tokens`: those of a call that has too many.
 template <int Threads>
 PLEAT_KERNEL void __launch_bounds__(Threads)
-    place_sends_kernel(const __grid_constant__ DispatchPlan plan, std::int64_t tokens, std::int64_t refused_tokens,
-                       const std::int32_t* ids, const std::int32_t* counts, const __grid_constant__ DispatchRecord r) {
+    place_sends_kernel(const __grid_constant__ DispatchPlan plan, int own, std::int64_t tokens,
+                       std::int64_t refused_tokens, const std::int32_t* ids, const std::int32_t* counts,
+                       const __grid_constant__ DispatchRecord r) {
   __shared__ std::int32_t before[column_chunk];
   const std::int64_t t = blockIdx.x * std::int64_t{Threads} + threadIdx.x;
   SentRow* const sent = r.sent + t * plan.max_sends();
@@ -140,7 +141,9 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
     const ColumnUse use(left);
     for (; left != 0; left &= left - 1) {
       const int rank = __ffsll(static_cast<long long>(left)) - 1;
-      sent[length++] = {first + rank, before[rank] + use.users_before(rank)};
+      const std::int32_t slot = before[rank] + use.users_before(rank);
+      sent[length++] = {first + rank, slot};
+      if (first + rank == own) r.own_tokens[slot] = static_cast<std::int32_t>(t);
     }
   }
   if (t < tokens && length < plan.max_sends()) sent[length].rank = -1;
@@ -309,7 +312,7 @@ struct CudaPlanLeaf {
     preload_kernel(place_rows_kernel<plan_threads>, "place_rows_kernel");
   }
 
-  static void plan_sends(const DispatchPlan& plan, std::int64_t tokens, std::int64_t planned_tokens,
+  static void plan_sends(const DispatchPlan& plan, int rank, std::int64_t tokens, std::int64_t planned_tokens,
                          const std::int32_t* ids, const DispatchRecord& r, const PlanScratch& scratch,
                          DispatchStatus* status, cudaStream_t s) {
     const auto blocks = static_cast<unsigned>((planned_tokens + plan_threads - 1) / plan_threads);
@@ -319,7 +322,7 @@ struct CudaPlanLeaf {
       check_launch("count_sends_kernel");
     }
     place_sends_kernel<plan_threads><<<std::max(blocks, 1u), plan_threads, 0, s>>>(
-        plan, planned_tokens, tokens - planned_tokens, ids, scratch.block_counts, r);
+        plan, rank, planned_tokens, tokens - planned_tokens, ids, scratch.block_counts, r);
     check_launch("place_sends_kernel");
   }
 

@@ -13,15 +13,15 @@ struct CudaRowLeaf {
   static void preload() {
     for_each_unit([](auto unit) {
       using Unit = typename decltype(unit)::type;
-      prepare<Unit>(pack_kernel<Unit>, "pack_kernel");
-      prepare<Unit>(expand_kernel<Unit>, "expand_kernel");
+      preload_kernel(pack_kernel<Unit>, "pack_kernel");
+      preload_kernel(expand_kernel<Unit>, "expand_kernel");
     });
+    preload_kernel(pack_headers_kernel<header_threads>, "pack_headers_kernel");
     for_each_type(FloatTypes{}, [](auto type) {
       using T = typename decltype(type)::type;
       const auto load = []<int Width>(std::integral_constant<int, Width>) {
-        using Packed = pleat::detail::Pack<T, Width>;
-        prepare<Packed>(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
-        prepare<Packed>(sum_experts_kernel<T, Width>, "sum_experts_kernel");
+        preload_kernel(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
+        preload_kernel(sum_experts_kernel<T, Width>, "sum_experts_kernel");
         preload_kernel(sum_sources_kernel<T, Width>, "sum_sources_kernel");
       };
       load(std::integral_constant<int, width<T>>{});
@@ -29,43 +29,49 @@ struct CudaRowLeaf {
     });
   }
 
-  static void pack(const DispatchPlan& plan, std::int64_t tokens, const void* x, const std::int32_t* ids,
-                   const void* weights, const DispatchRecord& r, const RowTable& out, cudaStream_t s) {
+  static void pack_headers(const DispatchPlan& plan, std::int64_t tokens, const std::int32_t* ids, const void* weights,
+                           const DispatchRecord& r, const RowTable& out, cudaStream_t s) {
+    constexpr int threads = header_threads;
+    const std::int64_t words = tokens * static_cast<std::int64_t>(plan.ids_offset_bytes() / 4 + plan.shape.k + 1);
+    const auto ctas = static_cast<unsigned>(std::clamp<std::int64_t>((words + threads - 1) / threads, 1, 1024));
+    pack_headers_kernel<threads><<<ctas, threads, 0, s>>>(plan, tokens, reinterpret_cast<const std::uint32_t*>(ids),
+                                                          static_cast<const std::uint32_t*>(weights), r, out);
+    check_launch("pack_headers_kernel");
+  }
+
+  /// A few CTAs fill the links, and leave the others to what runs beside the transfer.
+  static void pack(const DispatchPlan& plan, int rank, std::int64_t tokens, const void* x, const DispatchRecord& r,
+                   const RowTable& out, cudaStream_t s) {
     by_unit(are_wide(plan, x), [&](auto unit) {
       using Unit = typename decltype(unit)::type;
-      prepare<Unit>(pack_kernel<Unit>, "pack_kernel");
-      pack_kernel<Unit><<<grid(plan, tokens), row_threads, ring_bytes<Unit>, s>>>(
-          plan, tokens, static_cast<const std::byte*>(x), ids, static_cast<const std::uint32_t*>(weights), r, out);
+      pack_kernel<Unit><<<std::min(grid(plan, tokens), sending_ctas), row_threads, 0, s>>>(
+          plan, rank, tokens, static_cast<const std::byte*>(x), r, out);
       check_launch("pack_kernel");
     });
   }
 
-  static void expand(const DispatchPlan& plan, const RowTable& in, const DispatchRecord& r, cudaStream_t s) {
-    by_unit(are_wide(plan), [&](auto unit) {
+  static void expand(const DispatchPlan& plan, const SourceRows& in, const DispatchRecord& r, cudaStream_t s) {
+    by_unit(are_wide(plan, in.tokens), [&](auto unit) {
       using Unit = typename decltype(unit)::type;
-      prepare<Unit>(expand_kernel<Unit>, "expand_kernel");
-      expand_kernel<Unit><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Unit>, s>>>(plan, in, r);
+      expand_kernel<Unit><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(plan, in, r);
       check_launch("expand_kernel");
     });
   }
 
-  static void expand_gradient(const DispatchPlan& plan, const RowTable& in, const void* out, const DispatchRecord& r,
+  static void expand_gradient(const DispatchPlan& plan, const SourceRows& in, const void* out, const DispatchRecord& r,
                               void* dout, cudaStream_t s) {
-    by_type(plan, are_wide(plan, out, dout), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
-      using Packed = pleat::detail::Pack<T, Width>;
-      prepare<Packed>(expand_gradient_kernel<T, Width>, "expand_gradient_kernel");
-      expand_gradient_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Packed>, s>>>(
-          plan, in, static_cast<const T*>(out), r, static_cast<T*>(dout));
-      check_launch("expand_gradient_kernel");
-    });
+    by_type(plan, are_wide(plan, in.tokens, out, dout),
+            [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
+              expand_gradient_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(
+                  plan, in, static_cast<const T*>(out), r, static_cast<T*>(dout));
+              check_launch("expand_gradient_kernel");
+            });
   }
 
   static void sum_experts(const DispatchPlan& plan, const void* expert_rows, bool weighted, const DispatchRecord& r,
                           const RowTable& out, cudaStream_t s) {
     by_type(plan, are_wide(plan, expert_rows), [&]<class T, int Width>(std::type_identity<T>, Elements<Width>) {
-      using Packed = pleat::detail::Pack<T, Width>;
-      prepare<Packed>(sum_experts_kernel<T, Width>, "sum_experts_kernel");
-      sum_experts_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, ring_bytes<Packed>, s>>>(
+      sum_experts_kernel<T, Width><<<grid(plan, plan.max_received()), row_threads, 0, s>>>(
           plan, static_cast<const T*>(expert_rows), weighted, r, out);
       check_launch("sum_experts_kernel");
     });
@@ -82,18 +88,13 @@ struct CudaRowLeaf {
   }
 
  private:
+  static constexpr int header_threads = 256;
+  static constexpr unsigned sending_ctas = 64;
+
   template <int Width>
   using Elements = std::integral_constant<int, Width>;
   template <class T>
   static constexpr int width = static_cast<int>(16 / sizeof(T));
-
-  /// Loads the kernel and lets it have its rings, on the current device.
-  template <class Packed, class Kernel>
-  static void prepare(Kernel* kernel, const char* name) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    ring_bytes<Packed>),
-               name);
-  }
 
   /// A warp per row; no more CTAs than fill the largest chips twice.
   static unsigned grid(const DispatchPlan& plan, std::int64_t rows) {

@@ -37,36 +37,53 @@ class TokenRows {
   std::int64_t token_;
 };
 
-/// This warp's share of the rows that came, and where they lie in a table. Neighbours take rows of different sources,
-/// so that all links are busy at once.
+/// This warp's share of the rows that came from all ranks, or from some, and where they lie in a table. Neighbours take
+/// rows of different sources, so that all links are busy at once.
 class ReceivedRows {
  public:
   __device__ ReceivedRows(const DispatchPlan& plan, const DispatchRecord& r, const RowTable& table)
-      : plan_(&plan), recv_counts_(r.recv_counts), table_(&table), at_(warp_.index) {
+      : plan_(&plan), record_(&r), table_(&table), sources_(plan.ranks), at_(warp_.index) {
     find();
   }
-  __device__ bool exists() const { return at_ < plan_->max_received(); }
+  __device__ ReceivedRows(const DispatchPlan& plan, const DispatchRecord& r, const SourceRows& in)
+      : plan_(&plan),
+        record_(&r),
+        table_(&in.table),
+        tokens_(static_cast<std::byte*>(const_cast<void*>(in.tokens))),
+        sources_(in.are_own ? 1 : plan.ranks - 1),
+        first_(in.are_own ? in.rank : 0),
+        skipped_(in.are_own ? plan.ranks : in.rank),
+        at_(warp_.index) {
+    find();
+  }
+  __device__ bool exists() const { return at_ < sources_ * plan_->shape.max_tokens; }
   __device__ void advance() {
     at_ += warp_.count;
     find();
   }
   /// The row's payload.
-  __device__ std::byte* source() const { return table_->payload(rank_, slot_); }
+  __device__ std::byte* source() const {
+    if (tokens_ == nullptr) return table_->payload(rank_, slot_);
+    return tokens_ + record_->own_tokens[slot_] * payload_bytes_of(*plan_);
+  }
   __device__ std::byte* header() const { return table_->header(rank_, slot_); }
   __device__ std::int64_t number() const { return rank_ * plan_->shape.max_tokens + slot_; }
 
  private:
   __device__ void find() {
     for (; exists(); at_ += warp_.count) {
-      slot_ = at_ / plan_->ranks;
-      rank_ = static_cast<int>(at_ - slot_ * plan_->ranks);
-      if (slot_ < recv_counts_[rank_]) return;
+      slot_ = at_ / sources_;
+      rank_ = first_ + static_cast<int>(at_ - slot_ * sources_);
+      rank_ += rank_ >= skipped_ ? 1 : 0;
+      if (slot_ < record_->recv_counts[rank_]) return;
     }
   }
 
   const DispatchPlan* plan_;
-  const std::int64_t* recv_counts_;
+  const DispatchRecord* record_;
   const RowTable* table_;
+  std::byte* tokens_ = nullptr;
+  int sources_, first_ = 0, skipped_ = 0x7fffffff;
   WarpOfGrid warp_;
   std::int64_t at_, slot_ = 0;
   int rank_ = 0;

@@ -11,7 +11,7 @@ namespace pleat::inline v0::moe::detail {
 inline constexpr unsigned whole_warp = 0xffffffffu;
 
 /// Of the kernels that move rows, a warp per row.
-inline constexpr int row_threads = 256;
+inline constexpr int row_threads = 512;
 
 inline __device__ int lane_of_thread() {
   return static_cast<int>(threadIdx.x % 32);

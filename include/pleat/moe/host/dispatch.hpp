@@ -22,6 +22,18 @@ void each_received(const DispatchPlan& plan, const DispatchRecord& r, const F& f
   }
 }
 
+/// The same for rows of some sources: f(payload, number).
+template <class F>
+void each_payload(const DispatchPlan& plan, const DispatchRecord& r, const SourceRows& in, const F& f) {
+  const std::size_t bytes = static_cast<std::size_t>(plan.shape.hidden) * size_bytes(plan.shape.dtype);
+  each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+    if ((source == in.rank) != in.are_own) return;
+    f(in.are_own ? static_cast<const std::byte*>(in.tokens) + static_cast<std::size_t>(r.own_tokens[slot]) * bytes
+                 : in.table.payload(source, slot),
+      number);
+  });
+}
+
 /// Calls f(entry) for the entries of a received row, in ascending expert order.
 template <class F>
 void each_entry(const DispatchPlan& plan, const DispatchRecord& r, std::int64_t number, const F& f) {
@@ -55,6 +67,18 @@ void each_hosted(const DispatchPlan& plan, int rank, const std::byte* header, co
     if (best < 0) return;
     last = ids[best];
     f(last - first, best);
+  }
+}
+
+/// Calls f(token, row) for every row that is sent, in the order of tokens.
+template <class F>
+void each_sent(const DispatchPlan& plan, std::int64_t tokens, const DispatchRecord& r, const F& f) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int i = 0; i < plan.max_sends(); ++i) {
+      const SentRow& sent = r.sent[t * plan.max_sends() + i];
+      if (sent.rank < 0) break;
+      f(t, sent);
+    }
   }
 }
 
@@ -110,8 +134,8 @@ inline void drop_entries(const DispatchPlan& plan, const DispatchRecord& r) {
 }
 
 struct HostDispatchLeaf {
-  /// Which rows go where: r.sent, r.send_counts. Too many tokens are a count below 0 for every rank.
-  static void plan_sends(const DispatchPlan& plan, std::int64_t tokens, std::int64_t planned_tokens,
+  /// Which rows go where: r.sent, r.own_tokens, r.send_counts. Too many tokens are a count below 0 for every rank.
+  static void plan_sends(const DispatchPlan& plan, int rank, std::int64_t tokens, std::int64_t planned_tokens,
                          const std::int32_t* ids, const DispatchRecord& r, const PlanScratch&, DispatchStatus* status,
                          HostStream) {
     std::fill_n(r.send_counts, plan.ranks, planned_tokens < tokens ? -tokens : 0);
@@ -124,15 +148,18 @@ struct HostDispatchLeaf {
           ++status->unrouted_choices;
           continue;
         }
-        const std::int32_t rank = token_ids[j] / plan.experts_local();
+        const std::int32_t to = token_ids[j] / plan.experts_local();
         int at = 0;
-        while (at < count && sent[at].rank < rank) ++at;
-        if (at < count && sent[at].rank == rank) continue;
+        while (at < count && sent[at].rank < to) ++at;
+        if (at < count && sent[at].rank == to) continue;
         std::copy_backward(sent + at, sent + count, sent + count + 1);
-        sent[at].rank = rank;
+        sent[at].rank = to;
         ++count;
       }
-      for (int i = 0; i < count; ++i) sent[i].slot = static_cast<std::int32_t>(r.send_counts[sent[i].rank]++);
+      for (int i = 0; i < count; ++i) {
+        sent[i].slot = static_cast<std::int32_t>(r.send_counts[sent[i].rank]++);
+        if (sent[i].rank == rank) r.own_tokens[sent[i].slot] = static_cast<std::int32_t>(t);
+      }
       if (count < plan.max_sends()) sent[count].rank = -1;
     }
   }
@@ -146,26 +173,30 @@ struct HostDispatchLeaf {
     }
   }
 
-  /// Writes the row of every token to each of its ranks, and with ids a header for each and the counts beside them.
-  static void pack(const DispatchPlan& plan, std::int64_t tokens, const void* x, const std::int32_t* ids,
-                   const void* weights, const DispatchRecord& r, const RowTable& out, HostStream) {
-    for (int p = 0; p < plan.ranks && ids != nullptr && out.counts != nullptr; ++p) *out.counts[p] = r.send_counts[p];
+  /// Writes a header for every row that is sent, and the counts beside the rows.
+  static void pack_headers(const DispatchPlan& plan, std::int64_t tokens, const std::int32_t* ids, const void* weights,
+                           const DispatchRecord& r, const RowTable& out, HostStream) {
+    for (int p = 0; p < plan.ranks && out.counts != nullptr; ++p) *out.counts[p] = r.send_counts[p];
     const std::size_t weight_bytes = plan.ids_offset_bytes(), k = static_cast<std::size_t>(plan.shape.k);
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      for (int i = 0; i < plan.max_sends(); ++i) {
-        const SentRow sent = r.sent[t * plan.max_sends() + i];
-        if (sent.rank < 0) break;
-        const auto row = static_cast<std::size_t>(t);
-        std::memcpy(out.payload(sent.rank, sent.slot), static_cast<const std::byte*>(x) + row * payload_bytes(plan),
-                    payload_bytes(plan));
-        if (ids == nullptr) continue;
-        std::byte* header = out.header(sent.rank, sent.slot);
-        const auto number = static_cast<std::int32_t>(t);
-        std::memcpy(header, static_cast<const std::byte*>(weights) + row * weight_bytes, weight_bytes);
-        std::memcpy(header + weight_bytes, ids + row * k, k * sizeof(std::int32_t));
-        std::memcpy(header + weight_bytes + k * sizeof(std::int32_t), &number, sizeof(number));
-      }
-    }
+    each_sent(plan, tokens, r, [&](std::int64_t token, const SentRow& sent) {
+      std::byte* header = out.header(sent.rank, sent.slot);
+      const auto row = static_cast<std::size_t>(token);
+      const auto number = static_cast<std::int32_t>(token);
+      std::memcpy(header, static_cast<const std::byte*>(weights) + row * weight_bytes, weight_bytes);
+      std::memcpy(header + weight_bytes, ids + row * k, k * sizeof(std::int32_t));
+      std::memcpy(header + weight_bytes + k * sizeof(std::int32_t), &number, sizeof(number));
+    });
+  }
+
+  /// Writes the row of every token to each of its ranks but `rank`.
+  static void pack(const DispatchPlan& plan, int rank, std::int64_t tokens, const void* x, const DispatchRecord& r,
+                   const RowTable& out, HostStream) {
+    const std::size_t bytes = payload_bytes(plan);
+    each_sent(plan, tokens, r, [&](std::int64_t token, const SentRow& sent) {
+      if (sent.rank == rank) return;
+      std::memcpy(out.payload(sent.rank, sent.slot),
+                  static_cast<const std::byte*>(x) + static_cast<std::size_t>(token) * bytes, bytes);
+    });
   }
 
   /// From the counts and headers that came to rank `rank`: where every row goes, expert by expert, and which entries
@@ -210,26 +241,26 @@ struct HostDispatchLeaf {
     });
   }
 
-  /// Copies every row to the places of its experts.
-  static void expand(const DispatchPlan& plan, const RowTable& in, const DispatchRecord& r, HostStream) {
+  /// Copies rows to the places of their experts; with own rows, zeroes pad rows.
+  static void expand(const DispatchPlan& plan, const SourceRows& in, const DispatchRecord& r, HostStream) {
     const std::size_t bytes = payload_bytes(plan);
-    each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
+    each_payload(plan, r, in, [&](const std::byte* payload, std::int64_t number) {
       each_entry(plan, r, number, [&](std::int64_t entry) {
-        std::memcpy(r.rows + static_cast<std::size_t>(r.entry_rows[entry]) * bytes, in.payload(source, slot), bytes);
+        std::memcpy(r.rows + static_cast<std::size_t>(r.entry_rows[entry]) * bytes, payload, bytes);
       });
     });
-    zero_pads(plan, r, r.rows, bytes);
+    if (in.are_own) zero_pads(plan, r, r.rows, bytes);
   }
 
-  /// dout = weight * dy of the row's token, and r.entry_dweights = <dy, out>.
-  static void expand_gradient(const DispatchPlan& plan, const RowTable& in, const void* out, const DispatchRecord& r,
+  /// dout = weight * dy of the row's token, and r.entry_dweights = <dy, out>; of which rows: as `expand`.
+  static void expand_gradient(const DispatchPlan& plan, const SourceRows& in, const void* out, const DispatchRecord& r,
                               void* dout, HostStream) {
     dispatch_dtype(FloatTypes{}, plan.shape.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       using Acc = accumulator_t<T>;
       const std::int64_t hidden = plan.shape.hidden;
-      each_received(plan, r, [&](int source, std::int64_t slot, std::int64_t number) {
-        const auto* dy = reinterpret_cast<const T*>(in.payload(source, slot));
+      each_payload(plan, r, in, [&](const std::byte* payload, std::int64_t number) {
+        const auto* dy = reinterpret_cast<const T*>(payload);
         each_entry(plan, r, number, [&](std::int64_t entry) {
           const std::int64_t row = r.entry_rows[entry];
           const Acc weight = static_cast<const Acc*>(r.entry_weights)[entry];
@@ -243,7 +274,7 @@ struct HostDispatchLeaf {
           static_cast<Acc*>(r.entry_dweights)[entry] = dot;
         });
       });
-      zero_pads(plan, r, static_cast<std::byte*>(dout), payload_bytes(plan));
+      if (in.are_own) zero_pads(plan, r, static_cast<std::byte*>(dout), payload_bytes(plan));
     });
   }
 
