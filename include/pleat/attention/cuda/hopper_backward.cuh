@@ -206,17 +206,17 @@ class Consumer {
   __device__ void hand_over(const float (&dq)[Tiling::half / 2]) {
     const int row = row_ - 64 * place_, t = static_cast<int>(threadIdx.x % 4);
     const bool is_odd = row % 2 != 0;
+    const int word = t / 2 ^ row % 8 ^ (is_odd ? 4 : 0);  // of group 0 of the columns of a panel; all rows 8 apart
+    float* const to = s_.dq[at_.place()][place_] + row * 32 + t % 2 * 2;
 #pragma unroll
     for (int j = 0; j < Tiling::half / 8; ++j) {
-      float* const panel = s_.dq[at_.place()][place_] + j / 4 * Tiling::queries * 32;
-      const int other = j ^ 2, mine = (is_odd ? other : j) % 4;
+      const int other = j ^ 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 pair = is_odd ? float2{dq[4 * other + 2 * i], dq[4 * other + 2 * i + 1]}
                                    : float2{dq[4 * j + 2 * i], dq[4 * j + 2 * i + 1]};
-        const int r = row + 8 * i, word = (2 * mine + t / 2) ^ (r % 8);
-        *reinterpret_cast<float2*>(panel + r * 32 + word * 4 + t % 2 * 2) = {pair.x * call_.scale,
-                                                                             pair.y * call_.scale};
+        *reinterpret_cast<float2*>(to + j / 4 * Tiling::queries * 32 + i * 8 * 32 + (word ^ 2 * (j % 4)) * 4) = {
+            pair.x * call_.scale, pair.y * call_.scale};
       }
     }
     fence_async_proxy();
@@ -353,10 +353,10 @@ struct HopperBackward {
            is_head_mappable(a.dq, e.batch, e.q_tokens, e.q_heads, e.qk_dim) && takes_pairs(a.dk) && takes_pairs(a.dv) &&
            is_built_here();
   }
-  /// What it takes. Tiles of keys of few heads run together, because they share queries in L2; in a fixed order of some
-  /// more, because each waits for those before it. Errors: cuda_error C20.
+  /// What it takes. Tiles of keys of few heads run together, because they share queries in L2; in a fixed order each
+  /// waits for those before it, so that too few cost as much. Errors: cuda_error C20.
   static void run(const Backward<T>& a, cudaStream_t stream) {
-    hopper_backward_detail::launch<Tiling>(a, a.deterministic ? 16 : 8, stream);
+    hopper_backward_detail::launch<Tiling>(a, heads_at_once, stream);
   }
   static void preload() {
     (void)is_built_here();
@@ -364,6 +364,8 @@ struct HopperBackward {
   }
 
  private:
+  static constexpr int heads_at_once = 16;
+
   static bool is_built_here() {
     return hopper::is_built(hopper_backward_detail::backward_kernel<Tiling, T>, Tiling::threads,
                             "hopper backward_kernel");

@@ -34,7 +34,7 @@ struct gradient_tiling<HeadDims<192, 128>, GradientOf::values> : GradientTiling<
 template <GradientOf Which>
 struct gradient_tiling<HeadDims<192, 128>, Which> : GradientTiling<Which, 192, 128, 96, 2> {};
 template <>
-struct gradient_tiling<HeadDims<256, 256>, GradientOf::values> : GradientTiling<GradientOf::values, 256, 256, 80, 2> {};
+struct gradient_tiling<HeadDims<256, 256>, GradientOf::values> : GradientTiling<GradientOf::values, 256, 256, 64, 2> {};
 template <GradientOf Which>
 struct gradient_tiling<HeadDims<256, 256>, Which> : GradientTiling<Which, 256, 256, 64, 1> {};
 

@@ -213,10 +213,10 @@ PLEAT_KERNEL void __launch_bounds__(hopper::is_target ? grouped_threads : 32, 1)
     }
     sync_ctas<Ctas>();
     if (group == grouped_consumers) {
-      hopper::give_registers<40>();
+      hopper::give_registers<56>();
       if (threadIdx.x / 32 == grouped_consumers * 4) produce<Op, Ctas>(args, shared, rank);
     } else {
-      hopper::take_registers<232>();
+      hopper::take_registers<224>();
       consume<Op, Ctas>(args, shared, group);
     }
     sync_ctas<Ctas>();  // no CTA of a pair ends while the other one may still reach its shared memory
