@@ -91,8 +91,9 @@ PLEAT_KERNEL void __launch_bounds__(Threads)
   if (threadIdx.x == 0) optim::finish_step(*result, total, max_norm);
 }
 
-inline PLEAT_KERNEL void check_rates_kernel(optim::StepResult* result, optim::LearningRate first,
-                                            optim::LearningRate second) {
+template <int Threads>
+PLEAT_KERNEL void __launch_bounds__(Threads)
+    check_rates_kernel(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second) {
   optim::check_rate(*result, first.read());
   optim::check_rate(*result, second.read());
 }
@@ -114,7 +115,7 @@ struct optim_leaf<cuda_device> {
     });
     preload_kernel(detail::finish_partial_kernel<detail::leaf_threads>, "finish_partial_kernel");
     preload_kernel(detail::finish_step_kernel<detail::leaf_threads>, "finish_step_kernel");
-    preload_kernel(detail::check_rates_kernel, "check_rates_kernel");
+    preload_kernel(detail::check_rates_kernel<1>, "check_rates_kernel");
   }
 
   static void add_squares(double* partials, const fsdp::ShardMemory& shard, cudaStream_t s) {
@@ -143,7 +144,7 @@ struct optim_leaf<cuda_device> {
 
   static void check_rates(optim::StepResult* result, optim::LearningRate first, optim::LearningRate second,
                           cudaStream_t s) {
-    detail::check_rates_kernel<<<1, 1, 0, s>>>(result, first, second);
+    detail::check_rates_kernel<1><<<1, 1, 0, s>>>(result, first, second);
     check_launch("check_rates_kernel");
   }
 
