@@ -248,28 +248,30 @@ void check_failures() {
   using Rank = Site<Backend, typename Backend::comm_type>;
 
   if constexpr (Backend::traits.compares_calls) check_disagreements<Backend>();
-  at_sizes_of_two_or_more<Backend>("C02: a rank throws while the others wait", [](const std::string& name, int ranks) {
-    for (const auto& operation : operations<Rank>) {
-      for (const int thrower : {0, ranks - 1}) {
-        const bool is_first = thrower == 0;  // of its kind: ranks may meet anew for it
-        const Outcome outcome = outcome_of<Backend>(name + " in " + operation.name, ranks, [&](Rank& site) {
-          if (!is_first) operation.call(site, thrower);
-          site.comm.barrier(site.s());
-          if (site.rank() == thrower) {
-            if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);  // the others are asleep in the operation by now
-            throw Boom("boom 17");
+  for (const bool is_first : {true, false}) {  // of its kind: ranks may meet anew for it
+    const std::string who_throws = is_first ? "the first rank" : "the last rank";
+    at_sizes_of_two_or_more<Backend>(
+        "C02: " + who_throws + " throws while the others wait", [&](const std::string& name, int ranks) {
+          const int thrower = is_first ? 0 : ranks - 1;
+          for (const auto& operation : operations<Rank>) {
+            const Outcome outcome = outcome_of<Backend>(name + " in " + operation.name, ranks, [&](Rank& site) {
+              if (!is_first) operation.call(site, thrower);
+              site.comm.barrier(site.s());
+              if (site.rank() == thrower) {
+                if (ranks % 2 == 0) std::this_thread::sleep_for(2ms);  // the others are asleep in the operation by now
+                throw Boom("boom 17");
+              }
+              operation.call(site, thrower);
+            });
+            const std::string who = "rank " + std::to_string(thrower) + " failed after barrier (boom 17)";
+            outcome.require_everybody("pleat[C02]: " + who, thrower);
+            outcome.require_everybody(operation.name, thrower);
+            outcome.require_run(who);
+            require(outcome.failed_rank == thrower, "the run blames rank ", outcome.failed_rank);
+            require(outcome.nested_text == "boom 17", "the nested exception is `", outcome.nested_text, "`");
           }
-          operation.call(site, thrower);
         });
-        const std::string who = "rank " + std::to_string(thrower) + " failed after barrier (boom 17)";
-        outcome.require_everybody("pleat[C02]: " + who, thrower);
-        outcome.require_everybody(operation.name, thrower);
-        outcome.require_run(who);
-        require(outcome.failed_rank == thrower, "the run blames rank ", outcome.failed_rank);
-        require(outcome.nested_text == "boom 17", "the nested exception is `", outcome.nested_text, "`");
-      }
-    }
-  });
+  }
   at_sizes_of_two_or_more<Backend>("C02: what is thrown is no std::exception", [](const std::string& name, int ranks) {
     const Outcome outcome = outcome_of<Backend>(name, ranks, [&](Rank& site) {
       if (site.rank() == 1) throw 42;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/comm/peer_access.hpp>
+#include <pleat/comm/window_log.hpp>
 #include <pleat/core/carve.hpp>
 
 #include <conformance/failures.hpp>

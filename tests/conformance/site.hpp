@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -204,9 +205,12 @@ bool has_size(int ranks) {
   return true;
 }
 
-/// Runs one check at every size that the backend has and reports it by name.
+/// Runs one check at every size that the backend has and reports it by name. Where PLEAT_TEST_PART is set, only checks
+/// whose names have it: a suite that takes long may run in parts, side by side.
 template <backend Backend, class F>
 void at_all_sizes(const std::string& name, F check) {
+  const char* const part = std::getenv("PLEAT_TEST_PART");
+  if (part != nullptr && name.find(part) == std::string::npos) return;
   for (const int ranks : sizes) {
     if (!has_size<Backend>(ranks)) continue;
     if (testing_support::is_quick() && (ranks == 3 || ranks == 8)) continue;  // others are odd, or a multiple of 4

@@ -39,13 +39,32 @@ struct NcclRanks {
   }
 };
 
+/// A communicator that belongs to somebody else: a world has one, but not a world of one rank, which gets its own here.
+class Lender {
+ public:
+  explicit Lender(pleat::NcclComm& world) : comm_(world.native()), is_own_(comm_ == nullptr) {
+    const int device = world.device();
+    if (is_own_) pleat::check_nccl(ncclCommInitAll(&comm_, 1, &device), "ncclCommInitAll");
+  }
+  Lender(const Lender&) = delete;
+  Lender& operator=(const Lender&) = delete;
+  ~Lender() {
+    if (is_own_) (void)ncclCommDestroy(comm_);
+  }
+  ncclComm_t comm() const { return comm_; }
+
+ private:
+  ncclComm_t comm_;
+  bool is_own_;
+};
+
 /// The same on communicators that belong to somebody else.
 struct BorrowedNcclRanks : NcclRanks {
   template <class F>
   static void run(int ranks, milliseconds deadline, F f) {
     NcclRanks::run(ranks, deadline, [&](pleat::NcclComm& world) {
-      if (world.size() == 1) return;  // there is nothing to borrow
-      pleat::NcclComm borrowed = pleat::NcclComm::borrow(world.native(), {.deadline = 20s});
+      const Lender lender(world);
+      pleat::NcclComm borrowed = pleat::NcclComm::borrow(lender.comm(), {.deadline = 20s});
       watched_jobs.call(f, borrowed);
     });
   }

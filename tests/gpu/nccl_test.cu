@@ -1,5 +1,6 @@
 // NcclComm and NcclArena on two GPUs, ranks as threads and as processes. Without arguments: all cases, each in programs
-// of its own and bounded in time, and a table. Exit code 77 where there are fewer than two GPUs.
+// of its own and bounded in time, and a table. Where there is one GPU, the suites on one rank. Exit code 77 without
+// any.
 //
 //   nccl_test [<part of a case's name>]
 //   nccl_test --case <name>     one case: in this process, or as one rank of it when RANK is set
@@ -157,7 +158,7 @@ void arena_operations(NcclComm& world) {
   auto again = site.make_arena(128);
   auto peers = again.open(site.everybody(), 64, 1);
   conformance::require_throws<pleat::comm_error>(
-      [&] { again.open(site.everybody(), 0, 1024); },
+      [&] { (void)again.open(site.everybody(), 0, 1024); },
       "pleat[C08]: the arena has 1024 channels, the operations bound to it so far need 1025; size it by the sum of "
       "footprint().channels");
   site.finish();
@@ -248,7 +249,8 @@ void failures() {
   run_suite("failures");
   const std::size_t after = free_bytes(), lost = before > after ? before - after : 0;
   std::printf("%s%zu MiB less are free\n", part_mark, lost >> 20);
-  require(lost < (std::size_t{64} << 20), "failures leave ", lost >> 20, " MiB behind");
+  const bool is_alone = std::getenv("PLEAT_TEST_PART") == nullptr;  // on these GPUs
+  if (is_alone) require(lost < (std::size_t{64} << 20), "failures leave ", lost >> 20, " MiB behind");
   run_check(healthy);
   end_world();
 }
@@ -337,6 +339,9 @@ std::vector<Case> cases() {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return run_case(cases(), argv[2]);
-  if (gpu_testing::lacks_gpus(2)) return gpu_testing::skipped;
-  return run_all(cases(), "/proc/self/exe", argc > 1 ? argv[1] : "");
+  if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
+  const bool has_one_gpu = pleat::cuda_device_count() == 1;
+  if (has_one_gpu) std::printf("skipped: worlds of two ranks, which need two GPUs\n");
+  const std::string part = argc > 1 ? argv[1] : has_one_gpu ? "threads: suite, " : "";
+  return run_all(cases(), "/proc/self/exe", part);
 }

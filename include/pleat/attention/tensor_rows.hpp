@@ -1,8 +1,6 @@
 // Rows of strided tensors: a part of one as a tensor, and copies between two by the executor's plain copies.
 #pragma once
 
-#include <array>
-
 #include <pleat/attention/zigzag.hpp>
 #include <pleat/core/executor.hpp>
 #include <pleat/tensor/tensor_ref.hpp>
@@ -46,7 +44,7 @@ struct CopyAxes {
       }
     }
   }
-  std::array<Axis, TensorRef::max_rank> axes{};
+  Axis axes[TensorRef::max_rank] = {};
   int count = 0;
 };
 

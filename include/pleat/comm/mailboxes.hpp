@@ -75,7 +75,9 @@ class Mailboxes {
     DType wanted_dtype = DType::u8;
   };
 
-  std::deque<Post*>& box(int from, int to) { return boxes_[static_cast<std::size_t>(from) * world_ranks_.size() + to]; }
+  std::deque<Post*>& box(int from, int to) {
+    return boxes_[static_cast<std::size_t>(from) * world_ranks_.size() + static_cast<std::size_t>(to)];
+  }
 
   void check(int peer, std::size_t elems, DType dtype) const {
     (void)bytes_of("exchange", elems, dtype);

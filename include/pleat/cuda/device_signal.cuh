@@ -54,7 +54,7 @@ __device__ inline void device_signal(const DeviceSignals& signals, int peer, int
 
 /// Waits, in the calling thread, for the next signal of the peer on the slot, and acquires what it released. False once
 /// any wait of the operation has timed out: the kernel then ends, its results are undefined, its status word tells.
-__device__ inline bool device_await(const DeviceSignals& signals, int peer, int slot) {
+[[nodiscard]] __device__ inline bool device_await(const DeviceSignals& signals, int peer, int slot) {
   const std::uint64_t* const word =
       signals.links[peer].incoming + static_cast<std::ptrdiff_t>(slot) * signals.slot_stride;
   return detail::await_count(signals, word, detail::next_count(signals.awaited, signals, peer, slot), peer, slot);
@@ -64,7 +64,7 @@ __device__ inline bool device_await(const DeviceSignals& signals, int peer, int 
 /// CTA, whose x extent is counted only. Orders what this CTA and those wrote before (all of it, in both directions: a
 /// peer's reads before, this CTA's writes after), not what other CTAs of this grid did: for these, the next kernel.
 /// False, for all threads, after a time-out. All CTAs of the grid must be resident: `require_resident`.
-__device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
+[[nodiscard]] __device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
   __syncthreads();
   const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
   const bool takes_part = threadIdx.y == 0 && threadIdx.z == 0;
@@ -84,7 +84,7 @@ __device__ inline bool device_barrier(const DeviceSignals& signals, int slot) {
 /// all, in a grid of the same size on every rank, at most as many CTAs as `signals` has slots. The first CTA signals,
 /// on the flag of the first slot, and waits for nothing before; so the CTAs need not be resident all at once. False,
 /// for all threads, after a time-out.
-__device__ inline bool device_meet(const DeviceSignals& signals) {
+[[nodiscard]] __device__ inline bool device_meet(const DeviceSignals& signals) {
   const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
   const int slot = static_cast<int>(blockIdx.x);
   const auto count = [&](int of_slot, int peer) -> std::uint64_t& {

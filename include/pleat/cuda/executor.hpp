@@ -20,7 +20,7 @@ class CudaExecutor {
     check_cuda(cudaGetDevice(&index), "cudaGetDevice");
     return {DeviceKind::cuda, index};
   }
-  CudaEvent make_event() const { return CudaEvent(); }
+  [[nodiscard]] CudaEvent make_event() const { return CudaEvent(); }
   void record(const CudaEvent& event, cudaStream_t s) const {
     check_cuda(cudaEventRecord(event, s), "cudaEventRecord");
   }

@@ -16,7 +16,7 @@ struct Factorization {
     Name name;
     int extent;
   };
-  Factor factors[N];
+  Factor factors[static_cast<unsigned>(N)];
 
   PLEAT_HD constexpr int size() const {
     int product = 1;

@@ -1,7 +1,6 @@
 // TensorRef: the non-owning tensor every schedule sees, made from the user's own type at the boundary.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 
@@ -80,8 +79,8 @@ class TensorRef {
   DType dtype_ = DType::f32;
   Device device_;
   int rank_ = 0;
-  std::array<std::int64_t, max_rank> extents_{};
-  std::array<std::int64_t, max_rank> strides_{};
+  std::int64_t extents_[max_rank] = {};
+  std::int64_t strides_[max_rank] = {};
 };
 
 inline void append_to(Message& message, const TensorRef& tensor) {

@@ -74,8 +74,12 @@ struct tensor_traits<T> {
     return const_cast<std::remove_const_t<typename T::value_type>*>(elements);
   }
   static int rank(const T& t) { return static_cast<int>(t.rank()); }
-  static std::int64_t extent(const T& t, int axis) { return static_cast<std::int64_t>(t.extent(axis)); }
-  static std::int64_t stride(const T& t, int axis) { return static_cast<std::int64_t>(t.stride(axis)); }
+  static std::int64_t extent(const T& t, int axis) {
+    return static_cast<std::int64_t>(t.extent(static_cast<std::size_t>(axis)));
+  }
+  static std::int64_t stride(const T& t, int axis) {
+    return static_cast<std::int64_t>(t.stride(static_cast<std::size_t>(axis)));
+  }
   static DType dtype(const T&) { return dtype_of<typename T::value_type>; }
   static Device device(const T&) { return {}; }
 };

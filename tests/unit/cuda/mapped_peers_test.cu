@@ -9,6 +9,8 @@
 
 #include <doctest/doctest.h>
 
+#include <support/repeats.hpp>
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -279,6 +281,7 @@ TEST_CASE("C28: a grid whose CTAs are not all resident may not wait") {
 }
 
 TEST_CASE("C20: what the driver says about a wrong address") {
+  if (testing_support::is_quick()) return;  // compute-sanitizer reports the call that fails
   const CudaStream s;
   const pleat::CudaDriver driver;
   std::string text = "no error";
