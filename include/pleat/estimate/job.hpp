@@ -54,7 +54,7 @@ inline void check_job(const Job& job) {
   const struct {
     const char* name;
     std::int64_t value, least, most;
-  } sizes[] = {{"world", job.world, 1, 1 << 30},
+  } sizes[] = {{"world", job.world, 1, 1 << 24},
                {"domain", job.domain, 1, 1 << 30},
                {"sequence", job.sequence, 1, std::int64_t{1} << 40},
                {"micro_batch", job.micro_batch, 1, 1 << 20},
@@ -68,10 +68,11 @@ inline void check_job(const Job& job) {
     }
   }
   if (!(job.capacity == 0 || (job.capacity >= 1 && job.capacity <= 1 << 20))) {
-    fail<shape_error>("pleat[N03]: capacity=", static_cast<std::int64_t>(job.capacity * 100),
-                      " % of balanced routing; "
-                      "valid: 0 for room for every routing, else 100 % and more");
+    fail<shape_error>("pleat[N03]: the capacity of a job is ",
+                      job.capacity < 1 ? "below" : "no number, or too far above",
+                      " what balanced routing needs; valid: 0 for room for every routing, 1 to 2^20 times as much");
   }
+  if (job.gpu_bytes < 1) fail<shape_error>("pleat[N03]: a GPU of 0 bytes; give the size of its memory");
   if ((job.compute != DType::bf16 && job.compute != DType::f32 && job.compute != DType::f64) ||
       (job.gradient != job.compute && job.gradient != accumulator(job.compute))) {
     fail<shape_error>("pleat[N03]: compute=", job.compute, " with gradients in ", job.gradient,

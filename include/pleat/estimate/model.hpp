@@ -97,11 +97,11 @@ inline Model preset(std::string_view name) {
 
 /// Errors: shape_error N02 for a size that cannot be; E02 and A01 come from the plans.
 inline void check_model(const Model& m) {
-  constexpr int most = 1 << 24;
+  constexpr int most_width = 1 << 24, most_count = 1 << 14;  // of numbers in a row; of layers, and of experts
   const struct {
     const char* name;
-    int value, least;
-  } sizes[] = {{"layers", m.layers, 1},
+    int value, least, most = most_width;
+  } sizes[] = {{"layers", m.layers, 1, most_count},
                {"hidden", m.hidden, 1},
                {"vocabulary", m.vocabulary, 1},
                {"heads", m.heads, 1},
@@ -110,15 +110,16 @@ inline void check_model(const Model& m) {
                {"v_dim", m.v_dim, 1},
                {"latent", m.latent, 0},
                {"rope_dim", m.rope_dim, m.latent > 0 ? 1 : 0},
-               {"experts", m.experts, 1},
+               {"experts", m.experts, 1, most_count},
                {"top_k", m.top_k, 1},
                {"inner", m.inner, 1},
-               {"shared_experts", m.shared_experts, 0},
+               {"shared_experts", m.shared_experts, 0, most_count},
                {"dense_layers", m.dense_layers, 0},
                {"dense_inner", m.dense_inner, m.dense_layers > 0 ? 1 : 0}};
   for (const auto& size : sizes) {
-    if (size.value < size.least || size.value > most) {
-      fail<shape_error>("pleat[N02]: ", size.name, "=", size.value, " of a model; valid: ", size.least, " to ", most);
+    if (size.value < size.least || size.value > size.most) {
+      fail<shape_error>("pleat[N02]: ", size.name, "=", size.value, " of a model; valid: ", size.least, " to ",
+                        size.most);
     }
   }
   if (m.dense_layers > m.layers || m.rope_dim > (m.has_latent() ? m.qk_dim : 0)) {

@@ -99,9 +99,9 @@ class Planner {
 
   /// Errors: shape_error N04 when the job cannot run on the mesh, and those of the plans.
   Estimate estimate(const RuntimeMesh& mesh) {
-    if (const char* why = why_not(job_, mesh); why != nullptr || mesh.world_size != job_.world) {
-      fail<shape_error>("pleat[N04]: the job of ", job_.world, " ranks cannot run on ", mesh, ": ",
-                        why != nullptr ? why : "its world is another");
+    const char* const why = mesh.world_size != job_.world ? "its world is another" : why_not(job_, mesh);
+    if (why != nullptr) {
+      fail<shape_error>("pleat[N04]: the job of ", job_.world, " ranks cannot run on ", mesh, ": ", why);
     }
     const Rank all(job_, mesh);
     Estimate made{.mesh = mesh, .micro_batches = job_.micro_batches(mesh)};
