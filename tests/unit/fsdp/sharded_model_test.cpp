@@ -154,10 +154,10 @@ TEST_CASE("a batch that throws is left out: the next step has its own gradients 
 }
 
 TEST_CASE("C36: ranks that describe different models are told so, before anything is collective") {
-  const auto refused = [](const char* text, std::vector<fsdp::UnitSpec> units, const fsdp::ModelOptions& options) {
+  const auto refused = [](const char* text, std::vector<fsdp::UnitSpec> theirs, const fsdp::ModelOptions& options) {
     run_ranks(4, [&](ThreadComm& world) {
       const bool is_other = world.rank() == 2;
-      CHECK_THROWS_WITH_AS((fsdp::ShardedModel<ThreadComm, HostArena>(world, is_other ? units : model(), {},
+      CHECK_THROWS_WITH_AS((fsdp::ShardedModel<ThreadComm, HostArena>(world, is_other ? theirs : model(), {},
                                                                       is_other ? options : fsdp::ModelOptions{})),
                            doctest::Contains(text), comm_error);
     });
