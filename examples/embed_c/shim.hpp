@@ -158,7 +158,7 @@ int pleat_finish(pleat_model* model, double loss_sum, double tokens, double lear
     pleat::optim::StepResult result;
     model->op().finish_gradients(streams);
     executor.copy(model->norm.sums(), &sums, sizeof sums, s);
-    const auto* in_device = model->norm.run(model->op().shards(), max_norm, s);
+    auto* const in_device = model->norm.run(model->op().shards(), max_norm, s);
     model->adamw.step(model->op().shards(), in_device, learning_rate, s);
     model->op().weights_changed(streams);
     executor.copy(&result, in_device, sizeof result, s);
