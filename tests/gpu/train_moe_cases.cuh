@@ -1,0 +1,227 @@
+// A step of the trainer on GPUs: loss and every gradient against one host rank in float64 that takes the same experts,
+// against what one GPU rank achieves, and the same bits twice.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include <train_moe/check.hpp>
+#include <train_moe/cuda/run.cuh>
+#include <train_moe/host/backend.hpp>
+
+#include <pleat/mesh/text.hpp>
+#include <support/repeats.hpp>
+
+namespace train_moe_testing {
+
+using train_moe::Book;
+using train_moe::Options;
+using train_moe::RoutingFollower;
+using train_moe::RoutingRecord;
+using train_moe::StepReport;
+
+/// A text of random bytes, that is gone after the run.
+class TextFile {
+ public:
+  TextFile() {
+    std::ofstream out(name, std::ios::binary);
+    unsigned state = 7;
+    for (int i = 0; i < 1 << 16; ++i) out.put(static_cast<char>((state = state * 1664525u + 1013904223u) >> 24));
+  }
+  ~TextFile() { std::remove(name); }
+  static constexpr const char* name = "train_moe_test_text.bin";
+};
+
+/// What a step leaves.
+struct Outcome {
+  StepReport report;
+  Book gradients, parameters;  // the parameters after the update
+};
+
+template <class Backend, class T>
+void run(const Options& o, train_moe::RoutingWatch& watch, Outcome& outcome) {
+  const train_moe::Text text(o.text, o.sequence, o.batch);
+  Backend::run_ranks(o.mesh.world_size, std::chrono::seconds(30), [&](typename Backend::Comm& world) {
+    const pleat::MeshComms comms(o.mesh, world);
+    train_moe::Trainer<Backend, T> trainer(train_moe::groups_of(comms), o, text, &watch);
+    const StepReport report = trainer.compute_gradients();
+    if (world.rank() == 0) outcome.report = report;
+    train_moe::write_gradients(trainer, outcome.gradients);
+    trainer.update();
+    train_moe::write_parameters(trainer, outcome.parameters);
+  });
+}
+
+/// One host rank in float64, which takes the experts of `record` where scores differ by less than `tie`. Returns how
+/// often.
+inline std::int64_t run_reference(Options o, RoutingRecord& record, double tie, Outcome& outcome) {
+  o.micro_batch *= o.mesh.dp;
+  o.mesh = {};
+  o.schedule.reset();
+  o.dtype = pleat::DType::f64;
+  RoutingFollower follower(o, record, tie);
+  run<train_moe::HostBackend, double>(o, follower, outcome);
+  return follower.ties();
+}
+
+/// How far a run is from its reference: 1 - 2 xy / (x^2 + y^2) of the worst parameter, and the relative L2 of each.
+struct Distance {
+  double loss = 0, worst = 0;
+  std::string worst_name;
+  std::map<std::string, double> relative;
+};
+inline Distance distance_of(const Outcome& got, const Outcome& expected) {
+  Distance d;
+  d.loss = std::abs(got.report.loss - expected.report.loss) / expected.report.loss;
+  double all = 0;
+  for (const auto& [name, y] : expected.gradients.pages()) {
+    for (const double v : y) all += v * v;
+  }
+  for (const auto& [name, y] : expected.gradients.pages()) {
+    const std::vector<double>& x = got.gradients.at(name);
+    double xy = 0, xx = 0, yy = 0, off = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      xy += x[i] * y[i], xx += x[i] * x[i], yy += y[i] * y[i];
+      off += (x[i] - y[i]) * (x[i] - y[i]);
+    }
+    if (xx == 0 && yy == 0) continue;  // experts without tokens
+    const double difference = 1 - 2 * xy / (xx + yy);
+    // A NaN is the worst.
+    if (!(difference <= d.worst)) d.worst = std::isnan(difference) ? INFINITY : difference, d.worst_name = name;
+    d.relative[name] = std::sqrt(off / yy);
+  }
+  return d;
+}
+
+/// The largest ratio of relative L2 distances; parameters that both have within `noise` are left out.
+inline std::pair<double, std::string> worst_ratio(const Distance& mesh, const Distance& one, double noise) {
+  std::pair<double, std::string> worst{0, ""};
+  for (const auto& [name, off] : mesh.relative) {
+    const auto own = one.relative.find(name);
+    if (own == one.relative.end() || off <= noise) continue;
+    const double ratio = off / std::max(own->second, 1e-12);
+    if (!(ratio <= worst.first)) worst = {ratio, name};
+  }
+  return worst;
+}
+/// Of all gradients together.
+inline double total(const Distance& d) {
+  double sum = 0;
+  for (const auto& [name, off] : d.relative) sum += off * off;
+  return std::sqrt(sum / static_cast<double>(d.relative.size()));
+}
+
+inline bool same_bits(const Book& a, const Book& b) {
+  for (const auto& [name, page] : a.pages()) {
+    if (std::memcmp(page.data(), b.at(name).data(), page.size() * sizeof(double)) != 0) return false;
+  }
+  return a.pages().size() == b.pages().size();
+}
+
+struct Model {
+  const char* name;
+  std::vector<const char*> flags;
+};
+inline const Model models[] = {
+    {"gqa",
+     {"--layers", "4", "--hidden", "128", "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--experts", "16",
+      "--top-k", "4", "--inner", "64"}},
+    {"mla", {"--layers",   "4",  "--hidden",       "96", "--heads",       "4",  "--lora",  "32", "--nope-dim", "32",
+             "--rope-dim", "16", "--value-dim",    "32", "--experts",     "16", "--top-k", "3",  "--inner",    "48",
+             "--shared",   "1",  "--dense-layers", "1",  "--dense-inner", "160"}},
+};
+
+inline Options options_of(const Model& model, const char* mesh, const char* dtype, std::vector<const char*> more) {
+  // Four micro-batches on every mesh.
+  const std::string micro_batch = std::to_string(16 / pleat::parse_mesh(mesh).dp / 4);
+  std::vector<const char*> arguments{"train_moe", "--micro-batch", micro_batch.c_str(), "--mesh", mesh, "--dtype",
+                                     dtype,       "--text",        TextFile::name,      "--seq",  "64", "--batch",
+                                     "16"};
+  arguments.insert(arguments.end(), model.flags.begin(), model.flags.end());
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  bool help = false;
+  return train_moe::parse_options(static_cast<int>(arguments.size()), arguments.data(), help);
+}
+
+template <class T>
+struct Bar;
+template <>
+struct Bar<pleat::bfloat16> {
+  static constexpr double loss = 1e-2, difference = 1e-2, tie = 5e-3, noise = 0;
+};
+template <>
+struct Bar<float> {
+  static constexpr double loss = 1e-6, difference = 1e-8, tie = 1e-5, noise = 1e-5;
+};
+
+inline int failures = 0;
+
+/// Runs a case, prints its line, and returns its distance.
+template <class Backend, class T>
+Distance check(const Model& model, const char* mesh, std::vector<const char*> more, const Distance* one) {
+  std::string what = std::string(model.name) + " " + pleat::name_of(pleat::dtype_of<T>) + " " + mesh;
+  for (const char* flag : more) what += std::string(" ") + flag;
+  try {
+    const Options o = options_of(model, mesh, pleat::name_of(pleat::dtype_of<T>), more);
+    RoutingRecord record(o, o.micro_batches());
+    Outcome got, again, expected;
+    run<Backend, T>(o, record, got);
+    run<Backend, T>(o, record, again);
+    const std::int64_t ties = run_reference(o, record, Bar<T>::tie, expected);
+    const Distance d = distance_of(got, expected);
+    const bool equal = same_bits(got.gradients, again.gradients) && same_bits(got.parameters, again.parameters) &&
+                       got.report.loss == again.report.loss;
+    const auto [ratio, worst] = one == nullptr ? std::pair{1.0, std::string()} : worst_ratio(d, *one, Bar<T>::noise);
+    const double of_all = one == nullptr ? 1 : total(d) / total(*one);
+    const bool passes = d.loss <= Bar<T>::loss && d.worst <= Bar<T>::difference && equal && of_all <= 1.1;
+    std::printf(
+        "%-6s %-46s loss %.6f off %.1e  worst %.1e %-28s  L2 %.2e, x %.3f of one rank (worst x %.2f %s)  %lld ties%s\n",
+        passes ? "ok" : "FAILED", what.c_str(), got.report.loss, d.loss, d.worst, d.worst_name.c_str(), total(d),
+        of_all, ratio, worst.c_str(), static_cast<long long>(ties), equal ? "" : ", other BITS when repeated");
+    failures += !passes;
+    std::fflush(stdout);
+    return d;
+  } catch (const std::exception& e) {
+    std::printf("FAILED %-46s %s\n", what.c_str(), e.what());
+    std::fflush(stdout);
+    ++failures;
+    return {};
+  }
+}
+
+/// Models of one dtype on one rank and on `meshes`; `only`: the one whose "name dtype" has this text.
+template <class Backend, class T>
+void check_meshes(const char* only, const std::vector<const char*>& meshes) {
+  const bool quick = testing_support::is_quick();
+  for (const Model& model : models) {
+    const std::string named = std::string(model.name) + " " + pleat::name_of(pleat::dtype_of<T>);
+    if (only != nullptr && named.find(only) == std::string::npos) continue;
+    const Distance one = check<Backend, T>(model, "pp1-dp1-cp1-ep1", {}, nullptr);
+    for (const char* mesh : meshes) {
+      check<Backend, T>(model, mesh, {}, &one);
+      if (quick) break;
+    }
+    if (quick) continue;
+    const char* const last = meshes.back();
+    check<Backend, T>(model, meshes.front(), {"--transport", "collective"}, &one);
+    const std::vector<const char*> ragged{"--packed", "--ragged"};
+    const Distance packed = check<Backend, T>(model, "pp1-dp1-cp1-ep1", ragged, nullptr);
+    check<Backend, T>(model, meshes.front(), ragged, &packed);
+    check<Backend, T>(model, last, ragged, &packed);
+    check<Backend, T>(model, last, {"--packed", "--schedule", "dualpipev", "--optimizer", "muon"}, nullptr);
+  }
+}
+/// The exit code of a program: 0 when all passed.
+template <class Backend>
+int check_all(const char* only, const std::vector<const char*>& meshes) {
+  const TextFile text;
+  check_meshes<Backend, pleat::bfloat16>(only, meshes);
+  check_meshes<Backend, float>(only, meshes);
+  std::printf("%s\n", failures == 0 ? "all passed" : "some FAILED");
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace train_moe_testing
