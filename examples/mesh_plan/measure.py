@@ -40,18 +40,19 @@ DEEPSEEK = {"layers": 3, "hidden": 2048, "heads": 16, "kv-heads": 16, "head-dim"
             "vocabulary": 102400, "seq": 4096, "capacity": 1.25, "force-balance": None, "balance": "sequence"}
 GPU = [
     ("pp1-dp1-cp1-ep1", {**QWEN, "micro-batches": 2}),
-    ("pp1-dp1-cp1-ep1", {**QWEN, "layers": 4, "seq": 2048}),
-    ("pp1-dp1-cp1-ep1", {**QWEN, "seq": 8192, "capacity": 0}),
+    ("pp1-dp2-cp1-ep2", QWEN),
+    ("pp1-dp1-cp2-ep2", {**QWEN, "seq": 16384}),
     ("pp1-dp1-cp1-ep1", {**DEEPSEEK, "micro-batches": 2}),
-    ("pp1-dp1-cp1-ep1", {**DEEPSEEK, "seq": 8192, "optimizer": "muon"}),
-    ("pp1-dp2-cp1-ep2", {**QWEN, "capacity": 2}),
-    ("pp1-dp2-cp2-ep2", {**QWEN, "vocabulary": 32768, "prefetch": 2}),
-    ("pp1-dp2-cp2-ep4-r1", {**DEEPSEEK, "vocabulary": 32768}),
-    ("pp1-dp4-cp1-ep2-r2", {**QWEN, "vocabulary": 32768, "seq": 2048}),
-    ("pp2-dp1-cp1-ep1", {**QWEN, "layers": 4, "vocabulary": 32768, "schedule": "zbv", "micro-batches": 4}),
-    ("pp2-dp2-cp1-ep2", {**QWEN, "layers": 4, "vocabulary": 32768, "seq": 2048, "schedule": "dualpipev", "micro-batches": 4}),
-    ("pp2-dp2-cp2-ep2", {**DEEPSEEK, "layers": 5, "vocabulary": 32768, "seq": 2048, "schedule": "1f1b", "micro-batches": 4}),
-    ("pp1-dp4-cp1-ep4", {**DEEPSEEK, "vocabulary": 32768, "seq": 2048, "optimizer": "muon"}),
+    ("pp2-dp1-cp1-ep1", {**QWEN, "layers": 4, "schedule": "zbv", "micro-batches": 4}),
+    ("pp1-dp1-cp2-ep2", {**DEEPSEEK, "seq": 8192}),
+    ("pp2-dp1-cp1-ep1", {**QWEN, "layers": 4, "schedule": "dualpipev", "seq": 2048, "micro-batches": 6}),
+    ("pp1-dp2-cp1-ep1", {**QWEN, "seq": 8192, "prefetch": 2}),
+    ("pp1-dp2-cp1-ep1-r2", QWEN),
+    ("pp2-dp1-cp1-ep1", {**DEEPSEEK, "layers": 4, "schedule": "1f1b", "micro-batches": 4}),
+    ("pp1-dp1-cp1-ep1", {**QWEN, "layers": 4, "seq": 2048}),
+    ("pp1-dp2-cp1-ep2", {**DEEPSEEK, "optimizer": "muon"}),
+    ("pp1-dp1-cp1-ep1", {**QWEN, "seq": 8192, "capacity": 0}),
+    ("pp1-dp2-cp1-ep2", {**QWEN, "layers": 6, "micro-batch": 2, "micro-batches": 2}),
 ]
 
 # What the trainer and mesh_plan call the same; the rest is worked out in `row`.
