@@ -246,9 +246,9 @@ int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
   const auto seed = static_cast<unsigned>(std::stoul(options.value("--seed", "1")));
   rank.run(mha, one_document(16384), {540, 400}, 116);
   if (!options.quick) {
+    rank.run_packed(mha, 65536, seed);
     rank.run(mha, one_document(32768), {560, 440});
     rank.run(mha, one_document(65536), {580, 480});
-    rank.run_packed(mha, 65536, seed);
     for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
                                Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
       rank.run(heads, one_document(32768), {});

@@ -31,6 +31,7 @@ using oracle::Problem;
 using ring::Layout;
 using templates_testing::DelayingExecutor;
 using OneGpu = conformance::CudaThreads<1>;
+using AllGpus = conformance::CudaThreads<0>;
 
 struct Case {
   const char* name;
@@ -144,6 +145,7 @@ struct Bound {
 };
 
 /// Returns a text, empty when all calls have the bits of the first.
+template <class Backend>
 std::string check_repeats(const Case& c, int ranks, int calls) {
   std::vector<ring::Plan> plans;
   std::size_t symmetric = 0;
@@ -155,7 +157,7 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
   }
   const unsigned seed = std::random_device{}();
   std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
-  OneGpu::run(ranks, 30s, [&](CudaThreadComm& world) {
+  Backend::run(ranks, 30s, [&](CudaThreadComm& world) {
     const GroupComm<CudaThreadComm> group(world);
     const CudaStream compute, comm, noise;
     const Streams<cudaStream_t> s{compute, comm};
@@ -207,7 +209,21 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
   return all;
 }
 
-/// Mapped memory of two ranks, threads that share the GPU: what may be captured.
+/// Threads on devices that map each other already.
+class PairLink final : public two_gpus::Link {
+ public:
+  explicit PairLink(two_gpus::ThreadPair& pair) : pair_(pair) {}
+  void meet() override { pair_.barrier.arrive_and_wait(); }
+  std::byte* map_peer(int rank, std::byte* mine) override {
+    pair_.blocks[rank] = mine;
+    meet();
+    return pair_.blocks[1 - rank];
+  }
+
+ private:
+  two_gpus::ThreadPair& pair_;
+};
+/// Mapped memory of two ranks, with a GPU each or sharing one: what may be captured.
 struct PairArena {
   two_gpus::Rank* rank;
   bool reachable(const Group& group) const { return group.size() == two_gpus::ranks; }
@@ -219,9 +235,9 @@ static_assert(symmetric_arena<PairArena>);
 std::string check_graph(const Case& c, int ranks) {
   const ring::Plan plan = plan_of(c, ranks, Transport::peer);
   two_gpus::ThreadPair pair;
-  two_gpus::ThreadLink link(pair);
+  PairLink link(pair);
   std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
-  OneGpu::run(ranks, 20s, [&](CudaThreadComm& world) {
+  AllGpus::run(ranks, 20s, [&](CudaThreadComm& world) {
     const GroupComm<CudaThreadComm> group(world);
     std::optional<two_gpus::Rank> rank;
     if (ranks == 2) rank.emplace(link, world.rank());
@@ -287,7 +303,7 @@ bool fails(const char* what, const char* name, int ranks, Check check) {
     wrong = e.what();
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  std::printf("%-6s %-12s %-10s %d ranks %5.1f s %s\n", wrong.empty() ? "ok" : "FAILED", what, name, ranks,
+  std::printf("%-6s %-23s %-10s %d ranks %5.1f s %s\n", wrong.empty() ? "ok" : "FAILED", what, name, ranks,
               took.count(), wrong.c_str());
   return !wrong.empty();
 }
@@ -300,12 +316,17 @@ int main(int argc, char** argv) {
   const int only = argc > 1 ? std::atoi(argv[1]) : 0;
   const int calls = argc > 2 ? std::atoi(argv[2]) : testing_support::repeats(1000);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const int devices = cuda_device_count();
+  if (devices < 2) std::printf("skipped: calls on all GPUs, 2 are needed\n");
   int failed = 0;
   for (const Case& c : cases()) {
     for (const int ranks : {2, 3, 8}) {
       if (only != 0 && ranks != only) continue;
       failed += fails(std::to_string(calls).append(" calls").c_str(), c.name, ranks,
-                      [&] { return check_repeats(c, ranks, calls); });
+                      [&] { return check_repeats<OneGpu>(c, ranks, calls); });
+      if (devices < 2) continue;
+      failed += fails(std::to_string(calls).append(" calls on all GPUs").c_str(), c.name, ranks,
+                      [&] { return check_repeats<AllGpus>(c, ranks, calls); });
     }
     for (const int ranks : {1, 2}) {
       if (only == 0 || ranks == only) failed += fails("graph", c.name, ranks, [&] { return check_graph(c, ranks); });
