@@ -16,6 +16,22 @@ double relative(double difference, double reference) {
 
 }  // namespace
 
+void RoutingRecord::observe(int layer, const MicroBatch& batch, const std::int32_t* ids) {
+  std::uint64_t digest = 0;
+  for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
+    std::copy_n(ids + t * static_cast<std::size_t>(top_k_), top_k_, at(layer, batch, t));
+    for (int j = 0; j < top_k_; ++j) {  // a sum, so that neither order nor place count
+      const std::int32_t expert = ids[t * static_cast<std::size_t>(top_k_) + static_cast<std::size_t>(j)];
+      std::uint64_t z = static_cast<std::uint64_t>(row(layer, batch, t)) * 0x9e3779b97f4a7c15u +
+                        static_cast<std::uint32_t>(expert) + 1;
+      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+      digest += z ^ (z >> 31);
+    }
+  }
+  digests_[static_cast<std::size_t>(batch.first / batch_ % 2)] += digest;
+}
+
 bool RoutingFollower::is_tie(const double* score, const std::int32_t* mine, const std::int32_t* theirs) const {
   const int k = model_.top_k;
   const auto has = [&](const std::int32_t* ids, std::int32_t e) { return std::find(ids, ids + k, e) != ids + k; };

@@ -1,6 +1,8 @@
 // --check: the same steps on one rank in float64, from the same parameters, compared with the mesh's.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -77,32 +79,36 @@ void write_gradients(TrainerType& trainer, Book& book) {
   write_book(trainer, book, [&](int u, int p, auto* out) { trainer.parameters().export_gradient(u, p, out); });
 }
 
-/// The experts that every token of a step took on the mesh.
+/// The experts that every token of a step took on the mesh, and a digest of them: the same for the same experts on any
+/// mesh.
 class RoutingRecord final : public RoutingWatch {
  public:
   RoutingRecord(const Options& o, int micro_batches)
       : top_k_(o.model.top_k),
         layers_(o.model.layers),
+        batch_(o.batch),
         tokens_(static_cast<std::int64_t>(o.batch) / micro_batches * o.sequence),
         ids_(static_cast<std::size_t>(micro_batches * layers_ * tokens_ * top_k_)) {}
 
-  void observe(int layer, const MicroBatch& batch, const std::int32_t* ids) override {
-    for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
-      std::copy_n(ids + t * static_cast<std::size_t>(top_k_), top_k_, at(layer, batch, t));
-    }
-  }
+  void observe(int layer, const MicroBatch& batch, const std::int32_t* ids) override;
   /// The experts [top_k] of the t-th token of a micro-batch. Ranks write tokens of their own, so nothing is shared.
   std::int32_t* at(int layer, const MicroBatch& batch, std::size_t t) {
-    const std::int64_t row =
-        (static_cast<std::int64_t>(batch.accumulation) * layers_ + layer) * tokens_ + batch.global[t];
-    return ids_.data() + row * top_k_;
+    return ids_.data() + row(layer, batch, t) * top_k_;
   }
+  /// Of step `step`, counted from 0, once all ranks are through it; begins anew.
+  std::uint64_t take_digest(std::int64_t step) { return digests_[static_cast<std::size_t>(step % 2)].exchange(0); }
 
  private:
+  std::int64_t row(int layer, const MicroBatch& batch, std::size_t t) const {
+    return (static_cast<std::int64_t>(batch.accumulation) * layers_ + layer) * tokens_ + batch.global[t];
+  }
+
   int top_k_;
   int layers_;
+  int batch_;
   std::int64_t tokens_;  // of a micro-batch, over all ranks
   std::vector<std::int32_t> ids_;
+  std::array<std::atomic<std::uint64_t>, 2> digests_{};  // of steps in turn: no rank is two ahead of another
 };
 
 /// The reference's choice: its own, but the mesh's where two scores differ by less than `tie`.

@@ -80,6 +80,7 @@ pleat::moe::StepTokens DataMap::step_tokens(std::int64_t first) const {
 
 MicroBatch DataMap::micro_batch(std::int64_t first, int accumulation) const {
   MicroBatch out;
+  out.first = first;
   out.accumulation = accumulation;
   out.length = length_of(first, accumulation);
   out.cu_seqlens = {0};

@@ -34,6 +34,7 @@ class Text {
 /// What one rank reads in one micro-batch, in its local order: the zigzag's of every sequence, or of the one stream
 /// that packed sequences make one after the other.
 struct MicroBatch {
+  std::int64_t first = 0;                // sample that the step begins with
   int accumulation = 0;                  // which micro-batch of the step
   int length = 0;                        // which of the lengths there are
   std::vector<std::int32_t> tokens;      // [streams, local]

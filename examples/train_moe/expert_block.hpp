@@ -13,21 +13,6 @@
 
 namespace train_moe {
 
-/// Sees which experts the tokens of a layer take, and may decide it: how a reference follows a mesh's choice at ties.
-/// All arrays are on the host.
-class RoutingWatch {
- public:
-  virtual ~RoutingWatch() = default;
-  /// Whether it decides; asked once.
-  virtual bool decides() const { return false; }
-  /// The experts [tokens, top_k] that the tokens shall take. `logits` [tokens, experts] are of the model's accumulator.
-  virtual const std::int32_t* decide(int /*layer*/, const MicroBatch&, const pleat::TensorRef& /*logits*/) {
-    return nullptr;
-  }
-  /// The experts [tokens, top_k] that they took.
-  virtual void observe(int layer, const MicroBatch& batch, const std::int32_t* ids) = 0;
-};
-
 template <class Backend, class T>
 class ExpertBlock {
  public:

@@ -19,8 +19,7 @@ struct Rows {
 
   PLEAT_HD constexpr T* row(std::int64_t r) const { return data + r * stride; }
   template <class Constant>
-  requires(!std::is_const_v<T> && std::is_same_v<Constant, const T>)
-  operator Rows<Constant>() const {
+  requires(!std::is_const_v<T> && std::is_same_v<Constant, const T>) operator Rows<Constant>() const {
     return {data, stride};
   }
 };

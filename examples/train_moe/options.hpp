@@ -90,6 +90,7 @@ struct Options {
   bool runtime_mesh = false;
   bool quiet = false;
   std::string json;
+  bool log_routing = false;
   int fail_rank = -1;
   int fail_step = 1;
 

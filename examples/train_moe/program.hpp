@@ -56,13 +56,18 @@ inline void show_step(Run& run, std::int64_t step, const StepReport& report, dou
     std::fflush(stdout);
   }
   if (run.json.is_open()) {
-    char line[512];
+    char routing[32] = "";
+    if (run.options.log_routing) {
+      std::snprintf(routing, sizeof(routing), "%016llx",
+                    static_cast<unsigned long long>(run.record.take_digest(step - 1)));
+    }
+    char line[640];
     std::snprintf(line, sizeof(line),
                   "{\"step\": %lld, \"loss\": %.17g, \"balance\": %.17g, \"norm\": %.17g, \"lr\": %.17g, "
-                  "\"tokens\": %lld, \"seconds\": %.6f, \"tokens_per_second\": %.1f, \"peak_bytes\": %lld, \"commit\": "
-                  "\"%s\"}\n",
+                  "\"tokens\": %lld, \"seconds\": %.6f, \"tokens_per_second\": %.1f, \"peak_bytes\": %lld, "
+                  "\"routing\": \"%s\", \"commit\": \"%s\"}\n",
                   static_cast<long long>(step), report.loss, report.balance, report.norm, report.learning_rate,
-                  static_cast<long long>(report.tokens), seconds, speed, static_cast<long long>(peak_bytes),
+                  static_cast<long long>(report.tokens), seconds, speed, static_cast<long long>(peak_bytes), routing,
                   train_moe_commit);
     run.json << line << std::flush;
     if (!run.json) throw std::runtime_error("--json " + run.options.json + " could not be written: is its disk full?");
@@ -74,7 +79,7 @@ template <class Backend, class T>
 void train(const Groups<typename Backend::Comm>& groups, Run& run) {
   const Options& o = run.options;
   const int rank = groups.world.rank();
-  Trainer<Backend, T> trainer(groups, o, run.text, o.check ? &run.record : nullptr);
+  Trainer<Backend, T> trainer(groups, o, run.text, o.check || o.log_routing ? &run.record : nullptr);
   Checkpoints<Backend, T> checkpoints(trainer, o, run.name);
   if (!o.load.empty()) checkpoints.load();
   std::optional<Reference> reference;

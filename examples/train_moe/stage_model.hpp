@@ -7,12 +7,9 @@
 #include <pleat/optim.hpp>
 #include <pleat/pipeline.hpp>
 
-#include "attention_block.hpp"
-#include "expert_block.hpp"
-#include "head_block.hpp"
-#include "mlp_block.hpp"
 #include "parameters.hpp"
-#include "places.hpp"
+#include "stage_memory.hpp"
+#include "watched_routing.hpp"
 
 namespace train_moe {
 
@@ -30,53 +27,9 @@ class StageModel {
   using Attention = AttentionBlock<Backend, T>;
   using Experts = ExpertBlock<Backend, T>;
   using Mlp = MlpBlock<Backend, T>;
+  using Plan = StagePlan<Backend, T>;
   using ForwardCall = pleat::pipeline::ForwardCall;
   using BackwardCall = pleat::pipeline::BackwardCall;
-
-  /// Of one rank.
-  struct Plan {
-    ModelShape model;
-    std::vector<StageLayers> chunks;
-    Places activations, deferred;
-    int lanes = 1;
-    typename Attention::Plan attention;
-    typename Experts::Plan experts;  // lane 0's; the others' have no loss
-    bool watched = false;
-
-    typename Experts::Plan experts_of(int lane) const {
-      typename Experts::Plan own = experts;
-      if (lane > 0) own.balanced_layers = 0;
-      return own;
-    }
-    OpsShape ops_shape() const {
-      const std::int64_t widest = std::max({std::int64_t{model.hidden}, model.queries(), model.attended(),
-                                            std::int64_t{model.dense_inner}, std::int64_t{model.shared} * model.inner});
-      return {attention.tokens, model.hidden, model.vocabulary, widest, pleat::dtype_of<T>};
-    }
-  };
-
-  static Plan plan(const Options& o, const Groups<Comm>& groups, const DataMap& data,
-                   const pleat::pipeline::Schedule& schedule, bool watched) {
-    Plan made;
-    made.model = o.model;
-    const int rank = groups.me.pp;
-    const auto split = split_layers(o.model.layers, schedule.placement.stages());
-    for (int chunk = 0; chunk < schedule.placement.chunks_per_rank; ++chunk) {
-      made.chunks.push_back(split[static_cast<std::size_t>(schedule.placement.stage(rank, chunk))]);
-    }
-    made.activations = activation_places(schedule, rank);
-    made.deferred = deferred_places(schedule, rank);
-    for (const pleat::pipeline::Op& op : schedule.programs[static_cast<std::size_t>(rank)].ops) {
-      if (op.kind == pleat::pipeline::OpKind::overlapped) made.lanes = 2;
-    }
-    made.attention = Attention::plan(o, data, groups.mesh.cp);
-    int layers = 0;
-    for (const StageLayers& chunk : made.chunks) layers += chunk.count;
-    const int counted = o.balance ? groups.counted_over(*o.balance).size() : 1;
-    made.experts = Experts::plan(o, data.streams(), made.attention.tokens, groups.mesh.ep, counted, layers);
-    made.watched = watched;
-    return made;
-  }
 
   /// `memory_for(footprint)` gives memory of the caller's, for as long as this lives. `kernels` [lanes].
   template <class MemoryFor>
@@ -86,7 +39,7 @@ class StageModel {
       : plan_(plan),
         parameters_(&parameters),
         units_(units),
-        watch_(watch),
+        routing_(watch, plan.model, plan.attention.tokens, groups.world, memory_for),
         attention_turn_(executor_.make_event()),
         forked_(executor_.make_event()),
         joined_(executor_.make_event()) {
@@ -99,23 +52,10 @@ class StageModel {
                             s);
     }
     pleat::Carver measure;
-    carve(measure);
+    Memory(measure, plan);
     pleat::Carver memory(memory_for(pleat::Footprint{.persistent = measure.used_bytes()}).persistent);
-    carve(memory);
-    if (plan.watched) {
-      const std::int64_t tokens = plan.attention.tokens;
-      pleat::Carver pinned_size;
-      take_watched(pinned_size, tokens);
-      pleat::Carver pinned(memory_for(pleat::Footprint{.pinned_host = pinned_size.used_bytes()}).pinned_host);
-      take_watched(pinned, tokens);
-      world_ = groups.world;
-    }
+    memory_ = Memory(memory, plan);
   }
-  /// What the arena needs of a rank's stages, beside the parameters'.
-  static std::size_t symmetric_bytes(const Plan& p) {
-    return p.attention.footprint().symmetric + static_cast<std::size_t>(p.lanes) * p.experts.footprint().symmetric;
-  }
-  static int status_words(const Plan& p) { return p.lanes * p.experts.layer.dispatch.status_words(); }
   std::vector<const std::int64_t*> status_words() const {
     std::vector<const std::int64_t*> words;
     for (const Experts& experts : experts_) {
@@ -129,20 +69,6 @@ class StageModel {
   }
 
   const Attention& attention() const { return *attention_; }
-
-  /// The units that a step acquires, in order.
-  std::vector<int> unit_order(const pleat::pipeline::Program& program) const {
-    std::vector<int> order;
-    for (const pleat::pipeline::Op& op : program.ops) {
-      const int forward = op.has_forward() ? chunk_units(op.forward.chunk).forward_steps() : 0;
-      const int backward = op.has_input_gradient() ? chunk_units(op.backward.chunk).backward_steps() : 0;
-      for (int step = 0; step < std::max(forward, backward); ++step) {
-        if (step < forward) chunk_units(op.forward.chunk).append_forward(step, order);
-        if (step < backward) chunk_units(op.backward.chunk).append_backward(step, order);
-      }
-    }
-    return order;
-  }
 
   /// Before a step: its micro-batches, the numbers of its tokens in device memory, and where it adds its losses up.
   void begin_step(std::vector<DeviceBatch>& batches, const pleat::moe::StepTokens* tokens,
@@ -186,53 +112,10 @@ class StageModel {
   }
 
  private:
-  struct LayerActivations {
-    typename Attention::Activations attention;
-    typename Experts::Activations experts;
-    typename Mlp::Activations mlp{};
-  };
-  /// Of a micro-batch on a chunk.
-  struct Slot {
-    std::vector<LayerActivations> layers;
-    T* last = nullptr;  // [tokens, hidden]: the output of the last layer, then its gradient; with a head
-  };
-  using DeferredLayers = std::vector<typename Experts::Deferred>;
-  struct Chunk {
-    std::vector<Slot> slots;
-    std::vector<DeferredLayers> deferred;
-  };
-  struct LaneScratch {
-    T* dsecond;  // [tokens, hidden]
-  };
-  /// One pass over a chunk.
-  struct Pass {
-    const Lane<Backend>* lane;
-    const ChunkUnits* units;
-    const StageLayers* stage;
-    int first_layer;  // among the rank's
-    Slot* slot;
-    const DeferredLayers* deferred;  // null: the weights' gradients follow at once
-    const DeviceBatch* batch;
-    T* output;  // forward, of a stage without a head
-    const T* output_gradient;
-    T* input_gradient;
-
-    std::int64_t rows() const { return batch->rows(); }
-    int layers() const { return static_cast<int>(slot->layers.size()); }
-    LayerActivations& layer(int i) const { return slot->layers[static_cast<std::size_t>(i)]; }
-    const LayerUnits& layer_units(int i) const { return units->layers[static_cast<std::size_t>(i)]; }
-    /// Where layer i puts its output.
-    T* output_of(int i) const {
-      if (i + 1 < layers()) return layer(i + 1).attention.x;
-      return stage->has_head ? slot->last : output;
-    }
-    /// Where the gradient of the output of layer i is, and where that of its input goes: in the places of the values.
-    const T* output_gradient_of(int i) const {
-      if (i + 1 < layers()) return layer(i + 1).attention.x;
-      return stage->has_head ? slot->last : output_gradient;
-    }
-    T* input_gradient_of(int i) const { return i > 0 || stage->has_embedding ? layer(i).attention.x : input_gradient; }
-  };
+  using Memory = StageMemory<Backend, T>;
+  using Pass = StagePass<Backend, T>;
+  using LayerActivations = typename Memory::LayerActivations;
+  using DeferredLayers = typename Memory::DeferredLayers;
 
   const ChunkUnits& chunk_units(int chunk) const { return units_.chunks[static_cast<std::size_t>(chunk)]; }
 
@@ -243,7 +126,7 @@ class StageModel {
     pass.units = &chunk_units(chunk);
     pass.stage = &plan_.chunks[c];
     pass.first_layer = chunk == 0 ? 0 : plan_.chunks[0].count;
-    pass.slot = &chunks_[c].slots[static_cast<std::size_t>(plan_.activations.of[c][i])];
+    pass.slot = &memory_.chunks[c].slots[static_cast<std::size_t>(plan_.activations.of[c][i])];
     pass.batch = &(*batches_)[i];
     if (!pass.stage->has_embedding) pass.layer(0).attention.x = input.template as<T>();
     return pass;
@@ -263,7 +146,7 @@ class StageModel {
   }
   const DeferredLayers* deferred_of(const BackwardCall& call) const {
     const auto c = static_cast<std::size_t>(call.chunk);
-    return &chunks_[c]
+    return &memory_.chunks[c]
                 .deferred[static_cast<std::size_t>(plan_.deferred.of[c][static_cast<std::size_t>(call.micro_batch)])];
   }
   void both_backward_steps(const Pass& pass, int step) {
@@ -289,10 +172,10 @@ class StageModel {
     });
     if (routes) {
       parameters_->with_unit(lane.index, units.experts, [&](const auto& w) {
-        std::int32_t* const ids = decided(pass, units.layer, a);
+        std::int32_t* const ids = routing_.decided(units.layer, pass.batch->host, a.attention.logits, lane.stream());
         experts_of(lane).forward(lane, pass.first_layer + i, pass.rows(), step_tokens_, w, a.attention.second_in,
                                  a.attention.logits, ids, a.experts, out, &sums_->aux_loss);
-        observe(pass, units.layer, a);
+        routing_.observe(units.layer, pass.batch->host, a.experts.saved->ids.data(), lane.stream());
       });
       lane.kernels->add(out, a.attention.middle, pass.rows() * m.hidden, lane.stream());
     }
@@ -312,7 +195,7 @@ class StageModel {
     const LayerUnits& units = pass.layer_units(i);
     LayerActivations& a = pass.layer(i);
     const T* const d = pass.output_gradient_of(i);
-    T* const dsecond = scratch_[static_cast<std::size_t>(lane.index)].dsecond;
+    T* const dsecond = memory_.dsecond[static_cast<std::size_t>(lane.index)];
     const bool routes = units.experts >= 0;
     if (routes) {
       parameters_->with_unit(lane.index, units.experts, [&](const auto& w) {
@@ -373,7 +256,7 @@ class StageModel {
     const Lane<Backend>& lane = *pass.lane;
     parameters_->with_unit(lane.index, pass.units->head, [&](const auto& w) {
       parameters_->with_gradient(lane.index, pass.units->head, [&](auto& gradient) {
-        head_.run(lane, *pass.batch, w, gradient, pass.slot->last, sums_);
+        memory_.head.run(lane, *pass.batch, w, gradient, pass.slot->last, sums_);
       });
     });
   }
@@ -389,95 +272,20 @@ class StageModel {
   }
   Experts& experts_of(const Lane<Backend>& lane) { return experts_[static_cast<std::size_t>(lane.index)]; }
 
-  /// What the watch decides, in device memory, or null.
-  std::int32_t* decided(const Pass& pass, int layer, LayerActivations& a) {
-    if (watch_ == nullptr || !watch_->decides()) return nullptr;
-    const Stream s = pass.lane->stream();
-    const std::int64_t experts = plan_.model.experts, k = plan_.model.top_k;
-    executor_.copy(watched_logits_, a.attention.logits, static_cast<std::size_t>(pass.rows() * experts) * sizeof(A), s);
-    world_.wait(s);
-    const std::int32_t* const ids =
-        watch_->decide(layer, pass.batch->host, pleat::TensorRef{watched_logits_, {pass.rows(), experts}});
-    std::copy_n(ids, pass.rows() * k, watched_ids_);
-    executor_.copy(decided_ids_, watched_ids_, static_cast<std::size_t>(pass.rows() * k) * sizeof(std::int32_t), s);
-    return decided_ids_;
-  }
-  void observe(const Pass& pass, int layer, LayerActivations& a) {
-    if (watch_ == nullptr) return;
-    const Stream s = pass.lane->stream();
-    executor_.copy(watched_ids_, a.experts.saved->ids.data(),
-                   static_cast<std::size_t>(pass.rows() * plan_.model.top_k) * sizeof(std::int32_t), s);
-    world_.wait(s);
-    watch_->observe(layer, pass.batch->host, watched_ids_);
-  }
-  void take_watched(pleat::Carver& pinned, std::int64_t tokens) {
-    watched_logits_ = pinned.take<A>(static_cast<std::size_t>(tokens * plan_.model.experts));
-    watched_ids_ = pinned.take<std::int32_t>(static_cast<std::size_t>(tokens * plan_.model.top_k));
-  }
-
-  void carve(pleat::Carver& memory) {
-    const auto tokens = static_cast<std::size_t>(plan_.attention.tokens);
-    const auto rows = [&](std::int64_t width) { return memory.take<T>(tokens * static_cast<std::size_t>(width)); };
-    chunks_.clear();
-    bool has_head = false;
-    for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-      const StageLayers& stage = plan_.chunks[c];
-      has_head = has_head || stage.has_head;
-      Chunk& chunk = chunks_.emplace_back();
-      for (int place = 0; place < plan_.activations.count[c]; ++place) chunk.slots.push_back(carve_slot(memory, stage));
-      for (int place = 0; place < plan_.deferred.count[c]; ++place) {
-        DeferredLayers& layers = chunk.deferred.emplace_back(static_cast<std::size_t>(stage.count));
-        for (int i = 0; i < stage.count; ++i) {
-          if (plan_.model.routes(stage.first + i))
-            layers[static_cast<std::size_t>(i)] = plan_.experts.layer.carve_deferred(memory);
-        }
-      }
-    }
-    scratch_.clear();
-    for (int lane = 0; lane < plan_.lanes; ++lane) scratch_.push_back({rows(plan_.model.hidden)});
-    if (has_head) head_ = HeadBlock<Backend, T>(memory, plan_.model, plan_.attention.tokens);
-    decided_ids_ = memory.take<std::int32_t>(plan_.watched ? tokens * static_cast<std::size_t>(plan_.model.top_k) : 0);
-  }
-  Slot carve_slot(pleat::Carver& memory, const StageLayers& stage) {
-    const auto rows = [&] {
-      return memory.take<T>(static_cast<std::size_t>(plan_.attention.tokens * plan_.model.hidden));
-    };
-    Slot slot;
-    for (int i = 0; i < stage.count; ++i) {
-      const int layer = stage.first + i;
-      const bool routes = plan_.model.routes(layer);
-      LayerActivations a;
-      a.attention = Attention::carve_activations(memory, plan_.attention, routes);
-      if (i > 0 || stage.has_embedding) a.attention.x = rows();
-      if (routes) a.experts = Experts::carve_activations(memory, plan_.experts);
-      if (const int inner = plan_.model.mlp_inner(layer); inner > 0)
-        a.mlp = Mlp::carve_activations(memory, plan_.attention.tokens, inner);
-      slot.layers.push_back(std::move(a));
-    }
-    if (stage.has_head) slot.last = rows();
-    return slot;
-  }
-
   Plan plan_;
   Parameters<Backend, T>* parameters_;
   RankUnits units_;
-  RoutingWatch* watch_;
+  WatchedRouting<Backend, A> routing_;
   Executor executor_;
   typename Executor::event_type attention_turn_, forked_, joined_;
   std::vector<Lane<Backend>> lanes_;
   std::optional<Attention> attention_;
   std::deque<Experts> experts_;  // [lane]
-  std::vector<Chunk> chunks_;
-  std::vector<LaneScratch> scratch_;  // [lane]
-  HeadBlock<Backend, T> head_;        // of the stage that ends the model
+  Memory memory_;
 
   std::vector<DeviceBatch>* batches_ = nullptr;
   const pleat::moe::StepTokens* step_tokens_ = nullptr;
   pleat::optim::StepSums* sums_ = nullptr;
-
-  pleat::GroupComm<Comm> world_;  // that waits for the watch's copies
-  A* watched_logits_ = nullptr;
-  std::int32_t *watched_ids_ = nullptr, *decided_ids_ = nullptr;
 };
 
 }  // namespace train_moe

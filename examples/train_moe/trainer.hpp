@@ -55,9 +55,8 @@ class Trainer {
   /// Forward and backward of all micro-batches of the next step: leaves the gradients, summed over the mesh, in the
   /// shards.
   StepReport compute_gradients() {
-    const pleat::pipeline::Program& program = schedule().programs[static_cast<std::size_t>(groups_.me.pp)];
     load_batches();
-    parameters_->begin(stages_->unit_order(program));
+    parameters_->begin(unit_order_);
     stages_->begin_step(batches_, step_tokens_, norm_->sums());
     std::vector<std::int64_t> rows;
     for (const DeviceBatch& batch : batches_) rows.push_back(batch.rows());
@@ -104,10 +103,11 @@ class Trainer {
 
   void bind(RoutingWatch* watch) {
     const auto schedule = pleat::pipeline::make_schedule(options_.kind(), groups_.mesh.pp, options_.micro_batches());
-    const auto stages = Stages::plan(options_, groups_, data_, schedule, watch != nullptr);
+    const auto stages = Stages::Plan::make(options_, groups_, data_, schedule);
     const RankUnits units = make_units(options_, groups_.mesh.ep, stages.chunks);
+    unit_order_ = unit_order(units, schedule.programs[static_cast<std::size_t>(groups_.me.pp)]);
     const auto shards = Parameters<Backend, T>::plan(options_, groups_, units);
-    const auto norm = pleat::optim::plan_step_norm(groups_.world.size(), Stages::status_words(stages));
+    const auto norm = pleat::optim::plan_step_norm(groups_.world.size(), stages.status_words());
     const auto optimizer =
         pleat::optim::plan_optimizer(shards.layouts, shards.kinds, shards.master,
                                      {.adamw = {.weight_decay = options_.weight_decay},
@@ -117,7 +117,7 @@ class Trainer {
     const auto pipeline = pleat::pipeline::plan(schedule, {options_.model.hidden, pleat::dtype_of<T>, rows});
 
     const auto memory_for = [this](const pleat::Footprint& need) { return this->memory_for(need); };
-    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + Stages::symmetric_bytes(stages)));
+    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + stages.symmetric_bytes()));
     for (int lane = 0; lane < stages.lanes; ++lane) {
       const std::size_t bytes = Kernels::workspace_bytes(stages.ops_shape());
       kernels_.emplace_back(stages.ops_shape(), block(bytes), stream());
@@ -241,6 +241,7 @@ class Trainer {
   std::optional<Optimizer> optimizer_;
   std::optional<pleat::pipeline::Pipeline<Executor, Comm>> pipeline_;
 
+  std::vector<int> unit_order_;  // of a step
   StepBlock host_step_{}, device_step_{};
   pleat::moe::StepTokens* step_tokens_ = nullptr;  // on the device
   std::vector<DeviceBatch> batches_;

@@ -91,6 +91,23 @@ struct RankUnits {
   std::vector<ChunkUnits> chunks;
 };
 
+/// The units that a step of `program` acquires, in order.
+inline std::vector<int> unit_order(const RankUnits& units, const pleat::pipeline::Program& program) {
+  const auto chunk_units = [&](int chunk) -> const ChunkUnits& {
+    return units.chunks[static_cast<std::size_t>(chunk)];
+  };
+  std::vector<int> order;
+  for (const pleat::pipeline::Op& op : program.ops) {
+    const int forward = op.has_forward() ? chunk_units(op.forward.chunk).forward_steps() : 0;
+    const int backward = op.has_input_gradient() ? chunk_units(op.backward.chunk).backward_steps() : 0;
+    for (int step = 0; step < std::max(forward, backward); ++step) {
+      if (step < forward) chunk_units(op.forward.chunk).append_forward(step, order);
+      if (step < backward) chunk_units(op.backward.chunk).append_backward(step, order);
+    }
+  }
+  return order;
+}
+
 namespace detail {
 class UnitWriter {
  public:

@@ -1,7 +1,9 @@
 // Reading and gating logs.
 #include "log.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 
 #include "options.hpp"
@@ -50,6 +52,7 @@ Log read_log(const std::string& file, int first, int last) {
     entry.norm = number(file, line, "norm");
     entry.seconds = number(file, line, "seconds");
     entry.peak_bytes = number(file, line, "peak_bytes");
+    entry.routing = field(line, "routing");
     const std::string commit = field(line, "commit");
     if (commit.empty() || (!log.commit.empty() && commit != log.commit)) {
       throw train_moe::usage_error(
@@ -64,6 +67,14 @@ Log read_log(const std::string& file, int first, int last) {
                                  std::to_string(steps) + " steps");
   }
   return log;
+}
+
+std::vector<std::size_t> steps_alike(const Log& a, const Log& b) {
+  std::vector<std::size_t> alike;
+  for (std::size_t i = 0; i < std::min(a.entries.size(), b.entries.size()); ++i) {
+    if (a.entries[i].routing == b.entries[i].routing) alike.push_back(i);
+  }
+  return alike;
 }
 
 void require_one_commit(const std::vector<Log>& logs) {

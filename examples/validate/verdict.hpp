@@ -33,11 +33,6 @@ inline double mean_difference(const std::vector<double>& a, const std::vector<do
   for (std::size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] - b.at(i));
   return a.empty() ? 0 : sum / static_cast<double>(a.size());
 }
-inline Comparison compare(const std::vector<double>& base0, const std::vector<double>& base1,
-                          const std::vector<double>& feature) {
-  return {mean_difference(base0, base1), mean_difference(base0, feature)};
-}
-
 /// The median without the first value, which warms up. Needs two values.
 inline double median_after_first(std::vector<double> values) {
   values.erase(values.begin());

@@ -54,4 +54,20 @@ TEST_CASE("the reference follows the mesh at ties only") {
   CHECK(std::set<std::int32_t>(ids + 2, ids + 4) == std::set<std::int32_t>{0, 2});
   CHECK(std::set<std::int32_t>(ids + 4, ids + 6) == std::set<std::int32_t>{0, 1});
   CHECK(follower.ties() == 1);
+
+  // The digest tells who took what, not in which order or on which rank.
+  const std::uint64_t digest = record.take_digest(0);
+  CHECK(digest != 0);
+  CHECK(record.take_digest(0) == 0);
+  MicroBatch first = batch, rest = batch;
+  first.tokens = {0};
+  rest.tokens = {0, 0};
+  rest.global = {1, 2};
+  const std::vector<std::int32_t> swapped = {1, 3, 0, 2, 3, 0};
+  record.observe(0, rest, swapped.data() + 2);
+  record.observe(0, first, swapped.data());
+  CHECK(record.take_digest(0) == digest);
+  const std::vector<std::int32_t> other = {3, 1, 2, 1, 3, 0};
+  record.observe(0, batch, other.data());
+  CHECK(record.take_digest(0) != digest);
 }

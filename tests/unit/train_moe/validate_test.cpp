@@ -57,6 +57,14 @@ TEST_CASE("a log holds its steps once each and in order, of one commit, in finit
                        train_moe::usage_error);
 }
 
+TEST_CASE("steps in which tokens took other experts are told apart") {
+  Log a = read(line(1) + line(2)), b = a;
+  CHECK(steps_alike(a, b).size() == 2);
+  a.entries[0].routing = "1";
+  CHECK(steps_alike(a, b) == std::vector<std::size_t>{1});
+  CHECK(a.column(&Entry::loss, steps_alike(a, b)) == std::vector<double>{5.5});
+}
+
 TEST_CASE("verdicts: below 3 passes, from 5 on fails, no signal passes and no envelope does not") {
   const auto verdict = [](double envelope, double signal) { return Comparison{envelope, signal}.verdict(); };
   CHECK(verdict(1, 2.99) == Verdict::pass);
@@ -66,10 +74,8 @@ TEST_CASE("verdicts: below 3 passes, from 5 on fails, no signal passes and no en
   CHECK(verdict(0, 0) == Verdict::pass);
   CHECK(verdict(0, 1e-300) == Verdict::fail);
   CHECK(verdict(1, std::nan("")) == Verdict::fail);
-  const Comparison c = compare({1, 2}, {1.5, 2.5}, {0, 2});
-  CHECK(c.envelope == 0.5);
-  CHECK(c.signal == 0.5);
-  CHECK(c.ratio() == 1);
+  CHECK(mean_difference({1, 2}, {1.5, 2.5}) == 0.5);
+  CHECK(std::isnan(mean_difference({1, std::nan("")}, {1, 1})));
 }
 
 TEST_CASE("times are medians without the first") {
