@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <pleat/comm/call_agreement.hpp>
 #include <pleat/comm/call_checks.hpp>
+#include <pleat/comm/job.hpp>
 #include <pleat/comm/own_messages.hpp>
 #include <pleat/core/host/executor.hpp>
 #include <pleat/mpi/calls.hpp>
@@ -30,7 +29,7 @@ struct MpiOptions {
 /// C03, one that is not there within the deadline with C04; then every later operation of the job throws, and MPI may
 /// hold messages that nobody takes. So after a failure a program ends without MPI_Finalize, as `run_mpi_process` does.
 /// When a process dies, MPI ends the others. Copies are handles on the same communicator; one thread uses them. MPI's
-/// memory for groups goes with MPI_Finalize.
+/// memory for groups goes with MPI_Finalize, before which the last handle must be gone.
 class MpiComm {
  public:
   using device_type = host_device;

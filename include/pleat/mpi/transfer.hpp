@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <vector>
 
-#include <pleat/comm/job.hpp>
 #include <pleat/mpi/check.hpp>
 
 namespace pleat::inline v0::detail {
