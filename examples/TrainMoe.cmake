@@ -76,3 +76,6 @@ if(NOT PLEAT_TRAIN_MOE_DEMO)
     COMMENT "the four meshes of 32 ranks: before folding, folded, two replicas, one rank"
     VERBATIM USES_TERMINAL)
 endif()
+if(TARGET pleat::mpi AND NOT PLEAT_TRAIN_MOE_DEMO)
+  add_subdirectory(train_moe/mpi mpi_trainer)
+endif()
