@@ -9,9 +9,7 @@
 
 namespace pleat::inline v0::moe {
 
-/// - `route`: what Router::choose and Router::weigh say; `source` tells where the ids come from, `bias` and `routed`
-/// may
-///   be null.
+/// - `route`: what Router::choose and Router::weigh say; `source` tells where ids come from; bias, routed may be null.
 /// - `route_backward`: what Router::backward says; `dprobs` may be null.
 template <class L, class Stream>
 concept router_leaf = requires(const RouterPlan& plan, IdSource source, std::int64_t n, const void* in,
@@ -37,18 +35,15 @@ concept loss_leaf = requires(const LoadBalancePlan& plan, const RouterZPlan& z, 
 };
 
 /// Rows of other ranks are found through tables; arrays of the record are described with it (dispatch_record.hpp).
-/// - `plan_sends`: sent, own_tokens and send_counts, from the ids of `planned` tokens; counts below 0 where `tokens`
-/// are
-///   more.
+/// - `plan_sends`: sent, own_tokens and send_counts, from the ids of `planned` tokens; where `tokens` are more, counts
+///   below 0.
 /// - `sum_before`: before[p] = sum of the counts before p; a count below 0 is no row.
-/// - `pack_headers`: writes the headers of all rows that are sent, and the counts beside them; `pack`: the rows of x
-/// that
-///   go to other ranks.
+/// - `pack_headers`: the headers of all rows that are sent, and the counts beside them.
+/// - `pack`: the rows of x that go to other ranks.
 /// - `plan_rows`: recv_counts, entries, offsets, ends and dropped, from the headers and counts that came; of an arena,
 ///   the rows behind those in use, as offsets say then.
-/// - `expand`: the record's rows, of the sources that are given; `expand_gradient`: dout = weight * dy of a row's
-/// token, and entry_dweights = <dy,
-///   out>; dout may be out. With own rows, both zero pad rows.
+/// - `expand`: the record's rows, of the sources that are given; `expand_gradient`, of those: dout = weight * dy of a
+///   row's token, and entry_dweights = <dy, out>; dout may be out. With own rows, both zero pad rows.
 /// - `sum_experts`: sends back one row per row that came: the sum over its entries, weighted and with `dropped` beside
 ///   the rows, or plain and with the weights' gradients in the header.
 /// - `sum_sources`: adds up the residual, unless it is null, and the answers per token, and the gradients in their
