@@ -302,12 +302,28 @@ class Planner {
     return (shards.adamw / 8 * 30 + shards.muon / 4 * 26) / job_.machine.memory + shards.muon_flops / job_.machine.gemm;
   }
 
+  /// The passes of a chunk, with what they move in memory besides products: activations are written and read once;
+  /// gradients are written as units, read by those that sum them, and added to shards.
+  Passes passes_of(const Rank& all, const Chunk& chunk) const {
+    Passes passes = all.work.chunk(chunk);
+    const double rate = job_.machine.memory, held = bytes_held(all, chunk) / rate;
+    passes.forward.compute += held;
+    passes.input_gradient.compute += held;
+    for (const UnitSize& unit : RankUnits({&chunk, 1}, all.units).sizes) {
+      const int ranks = all.shards.groups().of(unit.kind);
+      const auto unit_bytes = 2 * static_cast<double>(size_bytes(job_.gradient));
+      const auto shard_bytes = 2 * static_cast<double>(size_bytes(accumulator(job_.compute))) / ranks;
+      passes.weight_gradient.compute += unit.elems * (unit_bytes + shard_bytes) / rate;
+    }
+    return passes;
+  }
+
   /// A step takes as long as its passes one after the other, or as a link needs for all that it carries.
   void time(Estimate& made, const Rank& all) {
     std::vector<std::vector<Passes>> passes;
     for (int stage = 0; stage < made.mesh.pp; ++stage) {
       std::vector<Passes>& of_chunks = passes.emplace_back();
-      for (const Chunk& chunk : all.chunks(stage)) of_chunks.push_back(all.work.chunk(chunk));
+      for (const Chunk& chunk : all.chunks(stage)) of_chunks.push_back(passes_of(all, chunk));
     }
     const Machine& machine = job_.machine;
     const auto cost = [&](int rank, const pipeline::Op& op) {
