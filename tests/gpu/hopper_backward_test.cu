@@ -157,6 +157,7 @@ int main(int, char** arguments) {
   test_kernel<bfloat16, HopperGradients<bfloat16, HeadDims<192, 128>>>("bf16", 192, 128);
   test_kernel<bfloat16, HopperGradients<bfloat16, HeadDims<256, 256>>>("bf16", 256, 256);
   test_kernel<float16, HopperGradients<float16, HeadDims<192, 128>>>("f16", 192, 128);
+  test_kernel<float16, HopperGradients<float16, HeadDims<256, 256>>>("f16", 256, 256);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
