@@ -5,6 +5,8 @@
 
 #include <conformance/host_threads.hpp>
 
+#include <support/copy_now.hpp>
+
 namespace conformance {
 
 /// Device memory of one rank's device.
@@ -21,7 +23,7 @@ class CudaTestBuffer {
  private:
   void copy(void* to, const void* from) const {
     pleat::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    pleat::check_cuda(cudaMemcpy(to, from, memory_.size_bytes(), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(to, from, memory_.size_bytes());
     pleat::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   pleat::CudaBuffer memory_;

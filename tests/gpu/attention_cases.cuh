@@ -10,6 +10,8 @@
 
 #include <pleat/cuda/buffer.hpp>
 
+#include <support/copy_now.hpp>
+
 #include "reference_attention.cuh"
 
 namespace attention_cases {
@@ -79,7 +81,7 @@ class Array {
   Array() = default;
   explicit Array(std::size_t count) : count_(count), memory_(std::max<std::size_t>(count, 1) * sizeof(T)) {}
   explicit Array(const std::vector<T>& values) : Array(values.size()) {
-    check_cuda(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    testing_support::copy_now(data(), values.data(), values.size() * sizeof(T));
   }
   T* data() const { return reinterpret_cast<T*>(memory_.data()); }
   std::size_t count() const { return count_; }
@@ -88,7 +90,7 @@ class Array {
   void zero() const { check_cuda(cudaMemset(data(), 0, count_ * sizeof(T)), "zero"); }
   std::vector<T> host() const {
     std::vector<T> values(count_);
-    check_cuda(cudaMemcpy(values.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "download");
+    testing_support::copy_now(values.data(), data(), count_ * sizeof(T));
     return values;
   }
 

@@ -4,6 +4,8 @@
 
 #include <unit/attention/cuda_leaf_cases.cuh>
 
+#include <support/copy_now.hpp>
+
 namespace attention_testing {
 
 /// Which of the axes [batch, tokens, heads] reaches past 2^32 elements.
@@ -107,7 +109,7 @@ std::string check_far_rows(Far far, int qk_dim, int v_dim) {
 
   const std::vector<Rectangle> work{{0, tokens, 0, tokens, 0}};
   const CudaBuffer placed(sizeof(Rectangle)), workspace(attention_workspace_bytes(batch, q_heads, tokens));
-  check_cuda(cudaMemcpy(placed.data(), work.data(), sizeof(Rectangle), cudaMemcpyDefault), "cudaMemcpy");
+  testing_support::copy_now(placed.data(), work.data(), sizeof(Rectangle));
   finish_uploads();
   const WorkView view(work, reinterpret_cast<const Rectangle*>(placed.data()));
   const double scale = 1 / std::sqrt(static_cast<double>(qk_dim));

@@ -10,6 +10,8 @@
 
 #include <unit/attention/cuda_leaf_cases.cuh>
 
+#include <support/copy_now.hpp>
+
 #include "skip.hpp"
 
 namespace {
@@ -123,9 +125,7 @@ std::vector<bfloat16> ring_results(CudaThreadComm& world, const Leaf& leaf, cons
   const std::size_t elems = static_cast<std::size_t>(local) * heads * dim, bytes = elems * sizeof(bfloat16);
   const CudaBuffer in(4 * bytes), results(4 * bytes);
   check_cuda(cudaMemset(results.data(), 0xff, 4 * bytes), "cudaMemset");
-  check_cuda(cudaMemcpy(in.data(), values.data() + 4 * elems * static_cast<std::size_t>(world.rank()), 4 * bytes,
-                        cudaMemcpyDefault),
-             "cudaMemcpy");
+  testing_support::copy_now(in.data(), values.data() + 4 * elems * static_cast<std::size_t>(world.rank()), 4 * bytes);
   const auto tensor = [&](const CudaBuffer& buffer, std::size_t i) {
     return TensorRef(buffer.data() + i * bytes, DType::bf16, {1, local, heads, dim}, {DeviceKind::cuda, 0});
   };
@@ -139,7 +139,7 @@ std::vector<bfloat16> ring_results(CudaThreadComm& world, const Leaf& leaf, cons
   check_cuda(cudaStreamSynchronize(compute), "ring");
   world.barrier(compute);
   std::vector<bfloat16> host(4 * elems);
-  check_cuda(cudaMemcpy(host.data(), results.data(), 4 * bytes, cudaMemcpyDefault), "cudaMemcpy");
+  testing_support::copy_now(host.data(), results.data(), 4 * bytes);
   return host;
 }
 

@@ -9,6 +9,8 @@
 #include <pleat/cuda/hopper/wgmma.cuh>
 #include <pleat/cuda/kernel.hpp>
 
+#include <support/copy_now.hpp>
+
 #include "skip.hpp"
 
 namespace hopper_testing {
@@ -85,13 +87,13 @@ std::vector<T> integers(std::size_t n) {
 template <class T>
 T* upload(CudaBuffer& buffer, const std::vector<T>& values) {
   buffer = CudaBuffer(values.size() * sizeof(T));
-  check_cuda(cudaMemcpy(buffer.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+  testing_support::copy_now(buffer.data(), values.data(), values.size() * sizeof(T));
   return reinterpret_cast<T*>(buffer.data());
 }
 template <class T>
 std::vector<T> download(const T* from, std::size_t n) {
   std::vector<T> values(n);
-  check_cuda(cudaMemcpy(values.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "download");
+  testing_support::copy_now(values.data(), from, n * sizeof(T));
   return values;
 }
 void report(const char* what, const std::vector<float>& expected, const std::vector<float>& got) {

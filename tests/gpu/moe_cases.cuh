@@ -13,6 +13,7 @@
 #include <pleat/moe/cuda/leaf.cuh>
 
 #include <conformance/site.hpp>
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 #include <support/watchdog.hpp>
 #include <unit/moe/layer_problem.hpp>
@@ -147,7 +148,7 @@ class LayerRank {
   /// Rows of the arena that are in use; the rank has waited.
   std::int64_t used_rows() const {
     std::int64_t used = -1;
-    check_cuda(cudaMemcpy(&used, rows_->rows.used_rows, sizeof used, cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(&used, rows_->rows.used_rows, sizeof used);
     return used;
   }
 

@@ -4,6 +4,7 @@
 #include <pleat/cuda/peer_sums.cuh>
 
 #include <gpu/two_gpus_main.cuh>
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 
 #include <deque>
@@ -72,7 +73,7 @@ class Numbers {
   explicit Numbers(int count) : memory_(static_cast<std::size_t>(count) * sizeof(std::uint32_t)) {
     std::vector<std::uint32_t> counted(static_cast<std::size_t>(count));
     std::iota(counted.begin(), counted.end(), 0u);
-    check_cuda(cudaMemcpy(memory_.data(), counted.data(), memory_.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    testing_support::copy_now(memory_.data(), counted.data(), memory_.size_bytes());
   }
   std::uint32_t* at(int i) const { return reinterpret_cast<std::uint32_t*>(memory_.data()) + i; }
 

@@ -10,6 +10,7 @@
 #include <pleat/cuda/leaf.cuh>
 
 #include <conformance/cuda_threads.hpp>
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 #include <support/watchdog.hpp>
 
@@ -168,7 +169,7 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
     const OneGpu::Buffer first(tensors.results_bytes()), found_memory(results * sizeof(Found));
     Found* const found = reinterpret_cast<Found*>(found_memory.block().data);
     std::vector<Found> none(results);
-    check_cuda(cudaMemcpy(found, none.data(), results * sizeof(Found), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(found, none.data(), results * sizeof(Found));
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy from pageable memory may end later
     CudaThreadArena arena(group, symmetric);
     std::deque<Bound<CudaThreadArena>> ops;
@@ -196,7 +197,7 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
     world.barrier(s.compute);  // nobody takes its window away from a peer
     world.wait(s.compute);
     world.wait(noise);
-    check_cuda(cudaMemcpy(none.data(), found, results * sizeof(Found), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(none.data(), found, results * sizeof(Found));
     for (std::size_t i = 0; i < results; ++i) {
       if (none[i].words == 0) continue;
       wrong[static_cast<std::size_t>(world.rank())] +=
@@ -260,7 +261,7 @@ std::string check_graph(const Case& c, int ranks) {
     };
     std::vector<std::byte> by_call(tensors.results_bytes()), by_graph(by_call);
     const auto download = [&](std::vector<std::byte>& to) {
-      check_cuda(cudaMemcpy(to.data(), tensors.results(), to.size(), cudaMemcpyDefault), "cudaMemcpy");
+      testing_support::copy_now(to.data(), tensors.results(), to.size());
     };
     tensors.draw(7);
     meet();

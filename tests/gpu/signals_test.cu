@@ -2,6 +2,7 @@
 #include <pleat/cuda/device_signal.cuh>
 
 #include <gpu/two_gpus_main.cuh>
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 
 #include <cstring>
@@ -80,7 +81,7 @@ class Credits {
     for (std::uint32_t*& seed : seeds_) {
       seed = site.word();
       const std::uint32_t value = 77u + static_cast<std::uint32_t>(site.rank * 5 + (&seed - seeds_) * 3);
-      check_cuda(cudaMemcpy(seed, &value, sizeof value, cudaMemcpyHostToDevice), "cudaMemcpy");
+      testing_support::copy_now(seed, &value, sizeof value);
     }
   }
   void bind(cudaStream_t s) {
@@ -211,7 +212,7 @@ std::string barrier_replays(Rank& site) {
   const CudaStream s;
   std::uint32_t *written = site.word(), *read = site.word(), *errors = site.word(), *seed = site.word();
   const std::uint32_t start = static_cast<std::uint32_t>(site.rank);
-  check_cuda(cudaMemcpy(seed, &start, sizeof start, cudaMemcpyHostToDevice), "cudaMemcpy");
+  testing_support::copy_now(seed, &start, sizeof start);
   const auto round = [&] {
     random_delay<<<1, 1, 0, s>>>(seed, 10000);
     fill<<<1, 256, 0, s>>>(reinterpret_cast<std::uint32_t*>(peers.base(1 - site.rank)), site.rank, written);

@@ -14,6 +14,8 @@
 #include <train_moe/cuda/ops.cuh>
 #include <train_moe/host/ops.hpp>
 
+#include <support/copy_now.hpp>
+
 #include "skip.hpp"
 
 namespace {
@@ -70,12 +72,12 @@ struct Array {
   void set(const Reals& values) {
     std::vector<T> narrow(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) narrow[i] = static_cast<T>(values[i]);
-    pleat::check_cuda(cudaMemcpy(data(), narrow.data(), values.size() * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(data(), narrow.data(), values.size() * sizeof(T));
   }
   T* data() const { return reinterpret_cast<T*>(buffer.data()); }
   std::vector<T> raw() const {
     std::vector<T> values(elems);
-    pleat::check_cuda(cudaMemcpy(values.data(), data(), elems * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(values.data(), data(), elems * sizeof(T));
     return values;
   }
   std::vector<std::byte> bytes() const {
@@ -93,7 +95,7 @@ struct Array {
 struct IdArray {
   pleat::CudaBuffer buffer;
   explicit IdArray(const Ids& ids) : buffer(ids.size() * 4 + 4) {
-    pleat::check_cuda(cudaMemcpy(buffer.data(), ids.data(), ids.size() * 4, cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(buffer.data(), ids.data(), ids.size() * 4);
   }
   std::int32_t* data() const { return reinterpret_cast<std::int32_t*>(buffer.data()); }
 };

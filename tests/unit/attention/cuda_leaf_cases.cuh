@@ -13,6 +13,8 @@
 #include <pleat/attention/host/leaf.hpp>
 #include <pleat/cuda/buffer.hpp>
 
+#include <support/copy_now.hpp>
+
 namespace attention_testing {
 
 using namespace pleat;
@@ -64,7 +66,7 @@ class DeviceTensor {
   }
   /// Empty when something between the rows was written.
   std::vector<double> get() {
-    check_cuda(cudaMemcpy(host_.data(), device_.data(), host_.size() * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(host_.data(), device_.data(), host_.size() * sizeof(T));
     std::vector<double> values(static_cast<std::size_t>(shape_[0] * shape_[1] * shape_[2] * shape_[3]));
     for_each([&](T& element, std::size_t i) {
       values[i] = static_cast<double>(static_cast<float>(element));
@@ -78,7 +80,7 @@ class DeviceTensor {
 
  private:
   void upload() {
-    check_cuda(cudaMemcpy(device_.data(), host_.data(), host_.size() * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(device_.data(), host_.data(), host_.size() * sizeof(T));
     finish_uploads();
   }
   template <class F>
@@ -273,7 +275,7 @@ LeafResult check_leaf(const LeafCase& c, unsigned seed, const Leaf& leaf = {}, d
   rectangles = 0;
   for (const auto& work : c.calls) {
     auto* const at = reinterpret_cast<Rectangle*>(work_on.data()) + rectangles;
-    check_cuda(cudaMemcpy(at, work.data(), work.size() * sizeof(Rectangle), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(at, work.data(), work.size() * sizeof(Rectangle));
     views.emplace_back(work, at);
     rectangles += work.size();
   }

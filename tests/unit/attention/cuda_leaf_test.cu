@@ -1,6 +1,8 @@
 // The CUDA kernels on the cases of their contract, in one dtype and kind of head dims; tests/gpu has all of them.
 #include <doctest/doctest.h>
 
+#include <support/copy_now.hpp>
+
 #include "unit/attention/cuda_leaf_cases.cuh"
 #include "unit/attention/expect_error.hpp"
 
@@ -23,7 +25,7 @@ TEST_CASE("A06, A09, A10, T01: what a kernel does not take") {
   DeviceTensor<float> sums(Rows::contiguous, 1, 16, 1, 64), lse(Rows::contiguous, 1, 16, 1, 1);
   const std::vector<Rectangle> work{{0, 16, 0, 16}};
   const CudaBuffer placed(sizeof(Rectangle));
-  check_cuda(cudaMemcpy(placed.data(), work.data(), sizeof(Rectangle), cudaMemcpyDefault), "cudaMemcpy");
+  testing_support::copy_now(placed.data(), work.data(), sizeof(Rectangle));
   finish_uploads();
   const AttentionForward good{tensor.ref(),
                               tensor.ref(),

@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 
 namespace {
@@ -46,13 +47,13 @@ struct OnDevice {
   OnDevice(const std::vector<std::byte>& bytes, std::size_t shift_bytes = 0)
       : buffer(bytes.size() + shift_bytes + 16), data(buffer.data() + shift_bytes), size(bytes.size()) {
     check_cuda(cudaMemset(buffer.data(), 0xff, buffer.size_bytes()), "cudaMemset");
-    check_cuda(cudaMemcpy(data, bytes.data(), size, cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(data, bytes.data(), size);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   std::vector<std::byte> download() const {
     std::vector<std::byte> bytes(size);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    check_cuda(cudaMemcpy(bytes.data(), data, size, cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(bytes.data(), data, size);
     return bytes;
   }
   CudaBuffer buffer;
@@ -159,7 +160,7 @@ TEST_CASE("sum_of_squares runs in float64, has the same bits each time and misse
           leaf::sum_of_squares(out, in.data, dtype, elems, false, scratch.data(), s);
           leaf::sum_of_squares(out, in.data, dtype, elems, true, scratch.data(), s);
           s.synchronize();
-          check_cuda(cudaMemcpy(&f, out, sizeof(double), cudaMemcpyDefault), "cudaMemcpy");
+          testing_support::copy_now(&f, out, sizeof(double));
         }
         CHECK(found[0] == found[1]);
         // The host adds one after the other: its own error is what this allows.

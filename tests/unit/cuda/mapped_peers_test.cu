@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <support/copy_now.hpp>
 #include <support/repeats.hpp>
 
 namespace {
@@ -54,7 +55,7 @@ struct World {
 
 std::uint64_t fetch(const std::uint64_t* word) {
   std::uint64_t value = 0;
-  check_cuda(cudaMemcpy(&value, word, sizeof value, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  testing_support::copy_now(&value, word, sizeof value);
   return value;
 }
 

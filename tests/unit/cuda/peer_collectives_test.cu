@@ -12,6 +12,8 @@
 
 #include <conformance/cuda_threads.hpp>
 
+#include <support/copy_now.hpp>
+
 namespace {
 
 using namespace pleat;
@@ -23,7 +25,7 @@ using conformance::require_equal;
 Bytes read(const std::byte* data, std::size_t bytes) {
   Bytes result(bytes);
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check_cuda(cudaMemcpy(result.data(), data, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  testing_support::copy_now(result.data(), data, bytes);
   return result;
 }
 

@@ -14,6 +14,8 @@
 
 #include <doctest/doctest.h>
 
+#include <support/copy_now.hpp>
+
 namespace {
 
 using namespace pleat;
@@ -36,7 +38,7 @@ struct Array {
   std::vector<T> download() const {
     std::vector<T> values(elems);
     synchronize();
-    check_cuda(cudaMemcpy(values.data(), data(), elems * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(values.data(), data(), elems * sizeof(T));
     return values;
   }
   Doubles values() const {
@@ -46,7 +48,7 @@ struct Array {
   void upload(const Doubles& values) {
     std::vector<T> narrow;
     for (const double value : values) narrow.push_back(static_cast<T>(value));
-    check_cuda(cudaMemcpy(data(), narrow.data(), elems * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(data(), narrow.data(), elems * sizeof(T));
     synchronize();
   }
 
@@ -98,7 +100,7 @@ struct Layer {
     rows.upload(x);
     dout.upload(dy);
     weights.upload(w);
-    check_cuda(cudaMemcpy(offsets.data(), starts.data(), offsets.size_bytes(), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(offsets.data(), starts.data(), offsets.size_bytes());
     synchronize();
   }
   void poison_results() {
@@ -128,7 +130,7 @@ struct Layer {
     const auto append = [&](const CudaBuffer& buffer) {
       const std::size_t at = bytes.size();
       bytes.resize(at + buffer.size_bytes());
-      check_cuda(cudaMemcpy(bytes.data() + at, buffer.data(), buffer.size_bytes(), cudaMemcpyDefault), "cudaMemcpy");
+      testing_support::copy_now(bytes.data() + at, buffer.data(), buffer.size_bytes());
     };
     synchronize();
     for (const Array<T>* array : {&gate, &up, &act, &out, &dgate, &dup, &act_again, &drows}) append(array->buffer);

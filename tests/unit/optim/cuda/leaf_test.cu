@@ -16,6 +16,8 @@
 
 #include <doctest/doctest.h>
 
+#include <support/copy_now.hpp>
+
 #include "../own_shard.hpp"
 
 namespace {
@@ -30,12 +32,12 @@ template <class T>
 struct OnDevice {
   explicit OnDevice(const std::vector<T>& values)
       : elems(values.size()), buffer(values.size() * sizeof(T)), data(reinterpret_cast<T*>(buffer.data())) {
-    check_cuda(cudaMemcpy(data, values.data(), elems * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(data, values.data(), elems * sizeof(T));
   }
   std::vector<T> download() const {
     std::vector<T> values(elems);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    check_cuda(cudaMemcpy(values.data(), data, elems * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    testing_support::copy_now(values.data(), data, elems * sizeof(T));
     return values;
   }
   std::size_t elems;
