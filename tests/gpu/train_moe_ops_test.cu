@@ -68,7 +68,11 @@ struct Array {
     poison();
   }
   explicit Array(const Reals& values) : Array(static_cast<std::int64_t>(values.size())) { set(values); }
-  void poison() { pleat::check_cuda(cudaMemset(buffer.data(), 0xff, buffer.size_bytes()), "cudaMemset"); }
+  /// Over when it returns: kernels run on a stream that does not wait for the default one.
+  void poison() {
+    pleat::check_cuda(cudaMemset(buffer.data(), 0xff, buffer.size_bytes()), "cudaMemset");
+    pleat::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
   void set(const Reals& values) {
     std::vector<T> narrow(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) narrow[i] = static_cast<T>(values[i]);

@@ -9,7 +9,6 @@ extern const char train_moe_commit[];
 const char train_moe_commit[] = "none";
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   return train_moe_testing::check_all<train_moe::CudaBackend>(
       argc > 1 ? argv[1] : nullptr, {"pp1-dp2-cp2-ep4", "pp1-dp2-cp1-ep2", "pp1-dp1-cp2-ep2", "pp1-dp2-cp2-ep2-r2",

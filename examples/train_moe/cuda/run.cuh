@@ -15,8 +15,6 @@ namespace train_moe {
 /// main() on the ranks of a backend.
 template <class Backend>
 int run_on_gpus(int argc, char** argv) {
-  // A kernel that is loaded when it is first launched may wait for the device, and so for a peer.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   return run_program(argc, argv, [](Run& run) {
     if (run.options.dtype == pleat::DType::bf16) return run_mesh<Backend, pleat::bfloat16>(run);
     if (run.options.dtype == pleat::DType::f32) return run_mesh<Backend, float>(run);
