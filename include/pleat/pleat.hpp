@@ -1,4 +1,4 @@
-// Umbrella: everything that a trainer needs and that needs no CUDA toolkit; pleat/estimate.hpp, which plans one, is apart.
+// Umbrella: what a trainer needs and that needs no CUDA toolkit; pleat/estimate.hpp, which plans one, is apart.
 #pragma once
 
 #include <pleat/attention.hpp>

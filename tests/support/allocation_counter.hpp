@@ -27,56 +27,57 @@ inline void* counted(void* memory) {
 
 }  // namespace testing_support
 
-// All forms: a sanitizer's own would not go with these.
-void* operator new(std::size_t bytes) {
+// All forms: a sanitizer's own would not go with these. Inlined, g++ would take them for a mismatch of new and free.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   return testing_support::counted(std::malloc(bytes == 0 ? 1 : bytes));
 }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
   const auto multiple = static_cast<std::size_t>(alignment);
   return testing_support::counted(std::aligned_alloc(multiple, (bytes + multiple) / multiple * multiple));
 }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++testing_support::allocations;
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
-void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   ++testing_support::allocations;
   const auto multiple = static_cast<std::size_t>(alignment);
   return std::aligned_alloc(multiple, (bytes + multiple) / multiple * multiple);
 }
-void* operator new[](std::size_t bytes) {
+[[gnu::noinline]] void* operator new[](std::size_t bytes) {
   return operator new(bytes);
 }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
   return operator new(bytes, alignment);
 }
-void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept {
+[[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept {
   return operator new(bytes, tag);
 }
-void* operator new[](std::size_t bytes, std::align_val_t alignment, const std::nothrow_t& tag) noexcept {
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment,
+                                       const std::nothrow_t& tag) noexcept {
   return operator new(bytes, alignment, tag);
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory) noexcept {
+[[gnu::noinline]] void operator delete[](void* memory) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }

@@ -112,30 +112,30 @@ class Job {
   }
 
   /// One small message each way between this rank and a peer, which names the same tag.
-  struct Swap {
+  struct Exchange {
     int peer;
     std::uint64_t tag;
   };
-  /// Sends `mine` to each peer and returns what each has sent, in the order of `swaps`. Blocks the host; does nothing
-  /// without a link. Errors: as `wait_until`.
-  std::vector<std::string> swap(std::span<const Swap> swaps, std::string_view mine) {
+  /// Sends `mine` to each peer and returns what each has sent, in the order of `exchanges`. Blocks the host; does
+  /// nothing without a link. Errors: as `wait_until`.
+  std::vector<std::string> exchange(std::span<const Exchange> exchanges, std::string_view mine) {
     if (link_ == nullptr) return {};
-    std::vector<std::optional<std::string>> got(swaps.size());
+    std::vector<std::optional<std::string>> got(exchanges.size());
     std::vector<int> members;
-    for (const Swap& with : swaps) {
+    for (const Exchange& with : exchanges) {
       link_->send(with.peer, with.tag, mine);
       members.push_back(with.peer);
     }
     const auto take = [&] {
-      for (std::size_t i = 0; i < swaps.size(); ++i) {
-        if (!got[i]) got[i] = link_->take(swaps[i].peer, swaps[i].tag);
+      for (std::size_t i = 0; i < exchanges.size(); ++i) {
+        if (!got[i]) got[i] = link_->take(exchanges[i].peer, exchanges[i].tag);
       }
       return std::all_of(got.begin(), got.end(), [](const auto& text) { return text.has_value(); });
     };
     const auto missing = [&] {
       std::vector<int> ranks;
-      for (std::size_t i = 0; i < swaps.size(); ++i) {
-        if (!got[i]) ranks.push_back(swaps[i].peer);
+      for (std::size_t i = 0; i < exchanges.size(); ++i) {
+        if (!got[i]) ranks.push_back(exchanges[i].peer);
       }
       std::sort(ranks.begin(), ranks.end());
       ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());  // a peer may be there with several tags
@@ -150,11 +150,11 @@ class Job {
   /// their order; empty without a link. Blocks the host. Errors: as `wait_until`.
   std::vector<std::string> meet(std::span<const int> members, std::uint64_t tag, std::string_view mine = {}) {
     if (link_ == nullptr) return {};
-    std::vector<Swap> swaps;
+    std::vector<Exchange> exchanges;
     for (const int member : members) {
-      if (member != rank_) swaps.push_back({member, tag});
+      if (member != rank_) exchanges.push_back({member, tag});
     }
-    std::vector<std::string> texts = swap(swaps, mine);
+    std::vector<std::string> texts = exchange(exchanges, mine);
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     texts.insert(texts.begin() + place, std::string(mine));
     return texts;

@@ -58,7 +58,8 @@ class Message {
     int exponent = 0;
     for (; value >= 10; value /= 10) ++exponent;
     for (; value < 1; value *= 10) --exponent;
-    auto digits = static_cast<std::uint64_t>(value * 1e5 + 0.5);
+    auto digits = static_cast<std::uint64_t>(value * 1e5);
+    if (value * 1e5 - static_cast<double>(digits) >= 0.5) ++digits;
     if (digits == 1'000'000) {
       digits = 100'000;
       ++exponent;

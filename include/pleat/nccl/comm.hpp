@@ -211,12 +211,12 @@ class NcclComm {
   }
   /// The same between the two ends of each message that is the first of its direction.
   void meet(std::span<const Send> tx, std::span<const Recv> rx) {
-    std::vector<Job::Swap> swaps;
+    std::vector<Job::Exchange> exchanges;
     const auto meet_once = [&](std::vector<char>& has_met, int peer, int from, int to) {
       if (std::exchange(has_met[static_cast<std::size_t>(peer)], 1)) return;
       const auto way =
           static_cast<std::uint64_t>(from) * static_cast<std::uint64_t>(size()) + static_cast<std::uint64_t>(to);
-      swaps.push_back({group_->members[static_cast<std::size_t>(peer)], group_->tag(1024 + way)});
+      exchanges.push_back({group_->members[static_cast<std::size_t>(peer)], group_->tag(1024 + way)});
     };
     for (const Send& send : tx) {
       if (is_for_nccl(send)) meet_once(group_->has_sent_to, send.peer, rank(), send.peer);
@@ -224,7 +224,7 @@ class NcclComm {
     for (const Recv& recv : rx) {
       if (is_for_nccl(recv)) meet_once(group_->has_received_from, recv.peer, recv.peer, rank());
     }
-    if (!swaps.empty()) job().swap(swaps, {});
+    if (!exchanges.empty()) job().exchange(exchanges, {});
   }
 
   void gather(const void* in, void* out, std::size_t elems, DType dtype, cudaStream_t s) {

@@ -138,7 +138,8 @@ class ZeroBubbleGame {
   enum class Choice : unsigned char { nothing, forward0, forward1, backward0, backward1, weight };
 
   constexpr int& at(std::vector<int>& done, int stage, int micro_batch) {
-    return done[static_cast<std::size_t>(stage * micro_batches_ + micro_batch)];
+    return done[static_cast<std::size_t>(stage) * static_cast<std::size_t>(micro_batches_) +
+                static_cast<std::size_t>(micro_batch)];
   }
   constexpr bool can_forward(const OrderWriter& w, int rank, int chunk, int step) {
     const int i = w.forwards(chunk), stage = placement_.stage(rank, chunk);

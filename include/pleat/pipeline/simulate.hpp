@@ -75,12 +75,14 @@ namespace detail {
 
 /// Counts what a rank's operations hold; also checks that each part is there exactly once (P06).
 constexpr void count_memory(const Schedule& schedule, int rank, RankTimeline& timeline) {
-  const auto size = static_cast<std::size_t>(schedule.placement.chunks_per_rank * schedule.micro_batches);
+  const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
+  const auto size = static_cast<std::size_t>(schedule.placement.chunks_per_rank) * micro_batches;
   std::vector<int> seen(3 * size, 0);
   const auto see = [&](std::size_t pass, const Op& op, const Part& part) {
     const bool is_known = part.chunk >= 0 && part.chunk < schedule.placement.chunks_per_rank && part.micro_batch >= 0 &&
                           part.micro_batch < schedule.micro_batches;
-    const auto place = static_cast<std::size_t>(part.chunk * schedule.micro_batches + part.micro_batch);
+    const auto place =
+        static_cast<std::size_t>(part.chunk) * micro_batches + static_cast<std::size_t>(part.micro_batch);
     if (!is_known || seen[pass * size + place]++ != 0) {
       fail<shape_error>("pleat[P06]: rank ", rank, " computes ", op,
                         is_known ? " a second time" : ", which is none of its chunks and micro-batches",
@@ -158,10 +160,12 @@ class Simulator {
   };
 
   constexpr std::size_t passes() const {
-    return static_cast<std::size_t>(schedule_.placement.chunks_per_rank * schedule_.micro_batches);
+    return static_cast<std::size_t>(schedule_.placement.chunks_per_rank) *
+           static_cast<std::size_t>(schedule_.micro_batches);
   }
   constexpr std::size_t pass(const Part& part) const {
-    return static_cast<std::size_t>(part.chunk * schedule_.micro_batches + part.micro_batch);
+    return static_cast<std::size_t>(part.chunk) * static_cast<std::size_t>(schedule_.micro_batches) +
+           static_cast<std::size_t>(part.micro_batch);
   }
   constexpr const Program& program(std::size_t r) const { return schedule_.programs[r]; }
   constexpr std::size_t index(const Boundary& what) const { return static_cast<std::size_t>(schedule_.index(what)); }

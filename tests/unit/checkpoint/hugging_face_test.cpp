@@ -92,7 +92,8 @@ void check_import(std::span<const checkpoint::NamePair> table, bool is_deepseek,
   for (const auto& [name, shape] : all) {
     const std::size_t half = weight_map.size() / 80 % 2;
     halves[half][name] = shape;
-    weight_map += (weight_map.empty() ? "" : ",") + checkpoint::quoted_json(name) + ":\"part-" + std::to_string(half) + "\"";
+    weight_map +=
+        (weight_map.empty() ? "" : ",") + checkpoint::quoted_json(name) + ":\"part-" + std::to_string(half) + "\"";
   }
   for (const std::string half : {"0", "1"}) {
     const std::string blob = static_cast<const std::string&>(blobs) + '/' + half;

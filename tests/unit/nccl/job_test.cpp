@@ -173,8 +173,8 @@ TEST_CASE("[C04]: a peer that owes several messages is named once") {
       2,
       [](Job& job) {
         job.enter("all_to_all");
-        const Job::Swap swaps[] = {{1, 30}, {1, 31}};
-        if (job.rank() == 0) job.swap(swaps, {});
+        const Job::Exchange exchanges[] = {{1, 30}, {1, 31}};
+        if (job.rank() == 0) job.exchange(exchanges, {});
         std::this_thread::sleep_for(1s);
       },
       100ms);

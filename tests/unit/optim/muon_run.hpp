@@ -144,8 +144,7 @@ bool train(Site& site, Comm& world, Model model, const Sizes& sizes, const pleat
       site.wait(world);
     }
     const std::vector<optim::StepResult> result{{.grad_scale = 0.5, .steps = step + 1, .applied = 1}};
-    optimizer.step(reinterpret_cast<optim::StepResult*>(on_device(result)), {.adamw = 0.01, .muon = 0.02},
-                   site.stream);
+    optimizer.step(reinterpret_cast<optim::StepResult*>(on_device(result)), {.adamw = 0.01, .muon = 0.02}, site.stream);
     site.wait(world);
   }
 
