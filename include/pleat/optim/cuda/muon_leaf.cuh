@@ -1,8 +1,7 @@
 // The element-wise leaves of Muon on CUDA: all pieces of a round in one kernel.
 #pragma once
 
-#include <pleat/optim/cuda/piece_walk.cuh>
-#include <pleat/optim/update_rules.hpp>
+#include <pleat/optim/cuda/leaf.cuh>  // a step checks its rates
 
 namespace pleat::inline v0 {
 

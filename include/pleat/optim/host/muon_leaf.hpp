@@ -2,7 +2,7 @@
 #pragma once
 
 #include <pleat/core/host/executor.hpp>
-#include <pleat/optim/update_rules.hpp>
+#include <pleat/optim/host/leaf.hpp>  // a step checks its rates
 
 namespace pleat::inline v0 {
 
