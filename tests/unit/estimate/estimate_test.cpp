@@ -243,7 +243,7 @@ TEST_CASE("bad input is refused with an id") {
                                     {"network", "0"},
                                     {"gpu-gib", "-1"},
                                     {"qk-norm", "2"}}) {
-    check_id("[N05]", [&] { mesh_plan::set(request, name, value); });
+    check_id("[N05]", [&, name = name, value = value] { mesh_plan::set(request, name, value); });
   }
   CHECK_THROWS_AS(mesh_plan::set(request, "layer", "3"), mesh_plan::usage_error);
   const auto read = [&](const char* text) {
