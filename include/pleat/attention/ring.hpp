@@ -159,7 +159,7 @@ class RingAttention {
   /// overwritten it.
   template <class DOut, class DQ, class DK, class DV>
   void backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const DK& dk, const DV& dv) {
-    const Shape& shape = plan_->shape;
+    const Shape& shape = plan().shape;
     require_latents(false);
     const KeyValueBlock own{output("dk", dk, shape.kv_heads, shape.qk_dim),
                             output("dv", dv, shape.kv_heads, shape.v_dim)};
@@ -232,7 +232,7 @@ class RingAttention {
   template <class DOut, class DQ, class Expander>
   void run_backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const KeyValueBlock& own,
                     Expander& expander) {
-    const Shape& shape = plan_->shape;
+    const Shape& shape = plan().shape;
     if (saved.plan_ != plan_) {
       fail<shape_error>("pleat[A07]: backward got a Saved that no forward of this operation has filled");
     }
@@ -268,7 +268,7 @@ class RingAttention {
   /// All but the LSE.
   template <class Q, class Out>
   detail::RingTensors call_tensors(const Q& q, const KeyValueBlock& own, const Out& out) const {
-    const Shape& shape = plan_->shape;
+    const Shape& shape = plan().shape;
     return {input("q", q, shape.q_heads, shape.qk_dim), own, output("out", out, shape.q_heads, shape.v_dim), {}};
   }
   static void require_data(const char* what, const TensorRef& t) {
@@ -282,7 +282,7 @@ class RingAttention {
   template <class K, class V>
   KeyValueBlock keys_values(const K& k, const V& v) const {
     require_latents(false);
-    const Shape& shape = plan_->shape;
+    const Shape& shape = plan().shape;
     return {input("k", k, shape.kv_heads, shape.qk_dim), input("v", v, shape.kv_heads, shape.v_dim)};
   }
 
