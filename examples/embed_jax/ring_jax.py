@@ -43,6 +43,10 @@ class Ring:
             jax.ffi.register_ffi_target(f"pleat_ring_{name.lower()}", jax.ffi.pycapsule(getattr(library, f"PleatRing{name}")),
                                         platform="cpu")
 
+    def close(self):
+        """The ranks go: after the last call has ended."""
+        self.library.pleat_world_delete(ctypes.c_void_p(self.world))
+
     def plan(self, rank, q, k, v):
         """Bytes kept between the passes, and the places of the rank's tokens in the sequence."""
         positions = np.empty(q.shape[1], np.int64)
@@ -100,6 +104,7 @@ def main():
                     for i in range(3))):
             got, want = jax.jit(lambda: f(attend))(), f(reference)
             worst = max(worst, float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want)))
+        ring.close()
         print(f"cp={CP}: output and gradients differ from JAX's own by at most {worst:.1e} (relative)")
         return 0 if worst < 1e-5 else 1
 
