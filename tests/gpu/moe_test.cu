@@ -13,7 +13,7 @@ int main() {
   using namespace moe_gpu_testing;
   const bool quick = testing_support::is_quick();
   int failed = quick ? check_all<conformance::CudaThreads<1>>("threads on one GPU", {3}, 2)
-                     : check_all<conformance::CudaThreads<1>>("threads on one GPU", {1, 2, 8}, 25);
+                     : check_all<conformance::CudaThreads<1>>("threads on one GPU", {1, 2, 4, 8}, 25);
   for (const bool has_arena : {false, true}) {  // one rank meets nobody on the host
     failed += fails("one GPU", has_arena ? "graph bf16, arena" : "graph bf16", 1,
                     [&] { return check_graph<conformance::CudaThreads<1>, pleat::bfloat16>(1, has_arena); });
