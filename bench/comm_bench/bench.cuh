@@ -17,11 +17,11 @@ class Bench {
       : site_(site), peer_(peer), report_(report), threads_(threads) {}
 
   void run(const std::vector<std::size_t>& sizes) {
-    report_.title("bare transfers, both ways at once; bytes: what each rank sends");
+    report_.title("bare transfers, all ways at once; bytes: what each rank sends to each other one");
     for (const std::size_t bytes : sizes) bare(bytes);
     report_.title("all_gather; bytes: a rank's block; floor: the bare copy engine");
     for (std::size_t i = 0; i < sizes.size(); ++i) all_gather(sizes[i], copy_us_[i]);
-    report_.title("all_to_all; bytes: what each rank sends to its peer; floor: the bare copy engine");
+    report_.title("all_to_all; bytes: what each rank sends to each other one; floor: the bare copy engine");
     for (std::size_t i = 0; i < sizes.size(); ++i) all_to_all(sizes[i], copy_us_[i]);
     report_.title("reduce_scatter, fp32; bytes: what each rank keeps; floor: the bare pull-and-add");
     for (const std::size_t bytes : sizes) reduce_scatter(bytes);
@@ -38,7 +38,7 @@ class Bench {
   double measure(const char* operation, const std::string& way, const Operation& what, std::size_t bytes,
                  double floor_us, const std::vector<Bar>& bars = {}) {
     const double us = site_.measure(std::string(operation) + ", " + way, what, bytes);
-    report_.add({operation, way, bytes, us, gb_per_s(bytes, us), floor_us}, bars);
+    report_.add({operation, way, bytes, us, gb_per_s(bytes * (site_.blocks() - 1), us), floor_us}, bars);
     return us;
   }
   // What the library's table chooses is held to the bars. `ctas` 0: copies.
@@ -70,9 +70,11 @@ class Bench {
     report_.title("signals");
     constexpr int samples = 51;
     const auto round_trip = [&](int) {
-      if (site_.rank() == 0) site_.peers.signal(site_.other(), Site::latency_channel, site_.s);
-      site_.peers.await(site_.other(), Site::latency_channel, site_.s);
-      if (site_.rank() == 1) site_.peers.signal(site_.other(), Site::latency_channel, site_.s);
+      if (site_.rank() > 1) return;
+      const int other = 1 - site_.rank();
+      if (site_.rank() == 0) site_.peers.signal(other, Site::latency_channel, site_.s);
+      site_.peers.await(other, Site::latency_channel, site_.s);
+      if (site_.rank() == 1) site_.peers.signal(other, Site::latency_channel, site_.s);
     };
     const double us = site_.measure_plain(50, round_trip, samples);
     report_.add({"signal", "round trip", 0, us}, {{"15 us", 15}});

@@ -11,36 +11,48 @@ namespace comm_bench {
 
 using pleat::DType;
 
-// Bare transfers: both ranks at once, nothing that says when they are done.
+// Bare transfers: all ranks at once, nothing that says when they are done.
+
+/// The other ranks, the next one first: no two ranks are at the same target.
+template <class F>
+void for_others(const Site& site, F&& f) {
+  for (int step = 1; step < site.ranks(); ++step) f((site.rank() + step) % site.ranks());
+}
 
 inline Operation bare_copy(Site& site, std::size_t bytes) {
   return {Shape::exchange, [&site, bytes](int i, const std::byte* in) {
-            std::byte* const to =
-                site.window_out(site.other(), i, bytes) + static_cast<std::size_t>(site.rank()) * bytes;
-            check_cuda(cudaMemcpyAsync(to, in, bytes, cudaMemcpyDeviceToDevice, site.s), "cudaMemcpyAsync");
+            for_others(site, [&](int peer) {
+              std::byte* const to = site.window_out(peer, i, bytes) + static_cast<std::size_t>(site.rank()) * bytes;
+              check_cuda(cudaMemcpyAsync(to, in, bytes, cudaMemcpyDeviceToDevice, site.s), "cudaMemcpyAsync");
+            });
             return site.window_out(site.rank(), i, bytes);
           }};
 }
 inline Operation bare_stores(Site& site, std::size_t bytes, unsigned ctas) {
   return {Shape::exchange, [&site, bytes, ctas](int i, const std::byte* in) {
-            std::byte* const to =
-                site.window_out(site.other(), i, bytes) + static_cast<std::size_t>(site.rank()) * bytes;
-            bare_store<<<ctas, bare_threads, 0, site.s>>>(reinterpret_cast<uint4*>(to),
-                                                          reinterpret_cast<const uint4*>(in), bytes / sizeof(uint4));
-            check_launch("bare_store");
+            for_others(site, [&](int peer) {
+              std::byte* const to = site.window_out(peer, i, bytes) + static_cast<std::size_t>(site.rank()) * bytes;
+              bare_store<<<ctas, bare_threads, 0, site.s>>>(reinterpret_cast<uint4*>(to),
+                                                            reinterpret_cast<const uint4*>(in), bytes / sizeof(uint4));
+              check_launch("bare_store");
+            });
             return site.window_out(site.rank(), i, bytes);
           }};
 }
 /// The terms lie in the ranks' windows, as they do for the library's sum.
 inline Operation bare_sum(Site& site, std::size_t bytes, unsigned ctas) {
-  const auto term = [&site, bytes](int r) {
-    return reinterpret_cast<const float4*>(site.window_in(r) + static_cast<std::size_t>(site.rank()) * bytes);
+  const auto terms = [&site, bytes] {
+    BareTerms result{};
+    for (int r = 0; r < site.ranks(); ++r) {
+      result.at[r] = reinterpret_cast<const float4*>(site.window_in(r) + static_cast<std::size_t>(site.rank()) * bytes);
+    }
+    return result;
   };
   return {.shape = Shape::sum,
           .enqueue =
-              [&site, bytes, ctas, term](int i, const std::byte*) {
-                bare_pull_and_add<<<ctas, bare_threads, 0, site.s>>>(reinterpret_cast<float4*>(site.out(i, bytes)),
-                                                                     term(0), term(1), bytes / sizeof(float4));
+              [&site, bytes, ctas, terms](int i, const std::byte*) {
+                launch_bare_sum(ctas, site.s, reinterpret_cast<float4*>(site.out(i, bytes)), terms(), site.ranks(),
+                                bytes / sizeof(float4));
                 check_launch("bare_pull_and_add");
                 return site.out(i, bytes);
               },
@@ -53,7 +65,8 @@ inline Operation leaf_sum(Site& site, std::size_t bytes) {
           .enqueue =
               [&site, bytes](int i, const std::byte*) {
                 const std::size_t mine = static_cast<std::size_t>(site.rank()) * bytes;
-                const void* const terms[] = {site.window_in(0) + mine, site.window_in(1) + mine};
+                std::vector<const void*> terms;
+                for (int r = 0; r < site.ranks(); ++r) terms.push_back(site.window_in(r) + mine);
                 pleat::core_leaf<pleat::cuda_device>::sum_ranks(site.out(i, bytes), DType::f32, terms, DType::f32,
                                                                 bytes / 4, false, site.s);
                 return site.out(i, bytes);
@@ -83,11 +96,13 @@ inline Operation nccl_window_all_gather(Site& site, std::size_t bytes) {
 }
 inline void nccl_swap(Site& site, const std::byte* in, std::byte* out, std::size_t bytes) {
   const std::size_t mine = static_cast<std::size_t>(site.rank()) * bytes;
-  const std::size_t theirs = static_cast<std::size_t>(site.other()) * bytes;
   check_cuda(cudaMemcpyAsync(out + mine, in + mine, bytes, cudaMemcpyDeviceToDevice, site.s), "cudaMemcpyAsync");
   site.world.settle(ncclGroupStart(), "ncclGroupStart");
-  site.world.settle(ncclSend(in + theirs, bytes, ncclUint8, site.other(), site.world.native(), site.s), "ncclSend");
-  site.world.settle(ncclRecv(out + theirs, bytes, ncclUint8, site.other(), site.world.native(), site.s), "ncclRecv");
+  for_others(site, [&](int peer) {
+    const std::size_t at = static_cast<std::size_t>(peer) * bytes;
+    site.world.settle(ncclSend(in + at, bytes, ncclUint8, peer, site.world.native(), site.s), "ncclSend");
+    site.world.settle(ncclRecv(out + at, bytes, ncclUint8, peer, site.world.native(), site.s), "ncclRecv");
+  });
   site.world.settle(ncclGroupEnd(), "ncclGroupEnd");
 }
 inline Operation nccl_all_to_all(Site& site, std::size_t bytes) {
@@ -135,8 +150,8 @@ Operation comm_ordered_sum(Site& site, Comm& comm, std::size_t bytes) {
   return {.shape = Shape::sum,
           .enqueue =
               [&site, &comm, bytes](int i, const std::byte* in) {
-                const std::vector<std::size_t> counts(ranks, bytes / 4);
-                const pleat::Block scratch{site.out(i + 1, bytes), ranks * bytes};
+                const std::vector<std::size_t> counts(site.blocks(), bytes / 4);
+                const pleat::Block scratch{site.out(i + 1, bytes), site.blocks() * bytes};
                 pleat::reduce_scatter_ordered(pleat::GroupComm<Comm>(comm), in, DType::f32, counts, site.out(i, bytes),
                                               DType::f32, false, scratch, site.s);
                 return site.out(i, bytes);

@@ -23,17 +23,19 @@ class PeerOperations {
   using Sums = pleat::PeerReduceScatter<pleat::CudaExecutor, pleat::MappedPeers, pleat::MappedSums>;
 
   explicit PeerOperations(Site& site, std::size_t most_block_bytes)
-      : site_(site), copies_(bind<pleat::MappedStores, Collectives>(copies_plan(most_block_bytes))) {
-    for (const int ctas : store_ctas) stores_.push_back(bind<pleat::MappedStores, Collectives>(stores_plan(ctas)));
-    for (const int ctas : sum_ctas) sums_.push_back(bind<pleat::MappedSums, Sums>(sums_plan(ctas, most_block_bytes)));
+      : site_(site), copies_(bind<pleat::MappedStores, Collectives>(copies_plan(site.ranks(), most_block_bytes))) {
+    for (const int ctas : store_ctas)
+      stores_.push_back(bind<pleat::MappedStores, Collectives>(stores_plan(site.ranks(), ctas)));
+    for (const int ctas : sum_ctas)
+      sums_.push_back(bind<pleat::MappedSums, Sums>(sums_plan(site.ranks(), ctas, most_block_bytes)));
     site.world.wait(site.s);
     site.meet();
   }
 
-  static std::size_t window_bytes(std::size_t most_block_bytes) {
-    std::size_t bytes = copies_plan(most_block_bytes).footprint().symmetric;
-    for (const int ctas : store_ctas) bytes += stores_plan(ctas).footprint().symmetric;
-    for (const int ctas : sum_ctas) bytes += sums_plan(ctas, most_block_bytes).footprint().symmetric;
+  static std::size_t window_bytes(int ranks, std::size_t most_block_bytes) {
+    std::size_t bytes = copies_plan(ranks, most_block_bytes).footprint().symmetric;
+    for (const int ctas : store_ctas) bytes += stores_plan(ranks, ctas).footprint().symmetric;
+    for (const int ctas : sum_ctas) bytes += sums_plan(ranks, ctas, most_block_bytes).footprint().symmetric;
     return bytes;
   }
 
@@ -77,14 +79,14 @@ class PeerOperations {
     Op op;
   };
 
-  static pleat::PeerCollectivesPlan copies_plan(std::size_t most_block_bytes) {
+  static pleat::PeerCollectivesPlan copies_plan(int ranks, std::size_t most_block_bytes) {
     return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_block_bytes, {.stores = {}});
   }
-  static pleat::PeerCollectivesPlan stores_plan(int ctas) {
+  static pleat::PeerCollectivesPlan stores_plan(int ranks, int ctas) {
     return pleat::plan_peer_collectives<pleat::MappedStores>(ranks, most_store_bytes,
                                                              {.stores = {{{most_store_bytes, ctas}}}});
   }
-  static pleat::PeerReduceScatterPlan sums_plan(int ctas, std::size_t most_block_bytes) {
+  static pleat::PeerReduceScatterPlan sums_plan(int ranks, int ctas, std::size_t most_block_bytes) {
     return pleat::plan_peer_reduce_scatter<pleat::MappedSums>(
         ranks, (ctas == 0 ? most_block_bytes : most_sum_bytes) / 4, DType::f32,
         {.sums = {{{ctas == 0 ? 0 : most_sum_bytes, ctas}}}});

@@ -27,17 +27,19 @@ struct Bar {
 
 class Report {
  public:
-  /// `json_path` empty: no file; lines are added to it.
-  Report(bool prints, std::string mode, const std::string& json_path) : prints_(prints), mode_(std::move(mode)) {
-    if (!prints || json_path.empty()) return;
+  /// Rank 0 prints. Bars are those of two GPUs: other numbers of ranks are held to none. `json_path` empty: no file;
+  /// lines are added to it.
+  Report(int rank, int ranks, std::string mode, const std::string& json_path)
+      : prints_(rank == 0), ranks_(ranks), mode_(std::move(mode)) {
+    if (!prints_ || json_path.empty()) return;
     json_.reset(std::fopen(json_path.c_str(), "a"));
     if (json_ == nullptr) throw std::runtime_error("cannot open " + json_path);
   }
 
   void title(const char* text) const {
     if (!prints_) return;
-    std::printf("\n%s (%s)\n%-18s %-24s %9s %10s %8s %10s %6s  %s\n", text, mode_.c_str(), "operation", "way", "bytes",
-                "us", "GB/s", "floor us", "ratio", "bars");
+    std::printf("\n%s (%d %s)\n%-18s %-24s %9s %10s %8s %10s %6s  %s\n", text, ranks_, mode_.c_str(), "operation",
+                "way", "bytes", "us", "GB/s", "floor us", "ratio", "bars");
   }
   void add(const Row& row, const std::vector<Bar>& bars = {}) {
     if (!prints_) return;
@@ -46,13 +48,16 @@ class Report {
     if (row.floor_us > 0) std::printf(" %10.2f %6.3f", row.floor_us, row.us / row.floor_us);
     if (json_) {
       std::fprintf(json_.get(),
-                   "{\"mode\":\"%s\",\"operation\":\"%s\",\"way\":\"%s\",\"bytes\":%zu,\"us\":%.3f,\"gb_per_s\":%.2f,"
+                   "{\"ranks\":%d,\"mode\":\"%s\",\"operation\":\"%s\",\"way\":\"%s\",\"bytes\":%zu,\"us\":%.3f,\"gb_"
+                   "per_s\":%.2f,"
                    "\"floor_us\":%.3f,\"bars\":[",
-                   mode_.c_str(), row.operation.c_str(), row.way.c_str(), row.bytes, row.us, row.gb_per_s,
+                   ranks_, mode_.c_str(), row.operation.c_str(), row.way.c_str(), row.bytes, row.us, row.gb_per_s,
                    row.floor_us);
     }
     is_first_bar_ = true;
-    for (const Bar& bar : bars) add_bar(row, bar);
+    if (ranks_ == 2) {
+      for (const Bar& bar : bars) add_bar(row, bar);
+    }
     std::printf("\n");
     std::fflush(stdout);
     if (json_) std::fprintf(json_.get(), "]}\n"), std::fflush(json_.get());
@@ -64,8 +69,11 @@ class Report {
     std::printf(format, args...);
     std::printf("\n");
   }
-  int bars() const { return bars_; }
-  int missed() const { return missed_; }
+  /// Prints how many bars hold; the exit code: 3 when one is missed and `check` asks for it.
+  int verdict(bool check) const {
+    line("\n%s: %d of %d bars hold", mode_.c_str(), bars_ - missed_, bars_);
+    return check && missed_ > 0 ? 3 : 0;
+  }
 
  private:
   struct Close {
@@ -91,6 +99,7 @@ class Report {
   }
 
   bool prints_;
+  int ranks_;
   std::string mode_;
   std::unique_ptr<std::FILE, Close> json_;
   bool is_first_bar_ = true;

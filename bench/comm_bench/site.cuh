@@ -17,10 +17,9 @@ namespace comm_bench {
 using pleat::check_cuda;
 using pleat::check_launch;
 
-inline constexpr int ranks = 2;
 inline constexpr std::size_t kib = std::size_t{1} << 10, mib = kib << 10;
 
-/// What a rank gives and gets, in blocks of the size that each rank sends to its peer.
+/// What a rank gives and gets, in blocks of the size that each rank sends to each other one.
 enum class Shape {
   gather,    // in: a block; out: [ranks] blocks, one of each rank
   to_all,    // in: [ranks] blocks; out: [ranks] blocks, one of each rank
@@ -52,11 +51,11 @@ class Site {
   /// `most_block_bytes`: of all operations. `more_window_bytes` stay in the arena for the library's operations.
   Site(pleat::NcclComm& communicator, std::size_t most_block_bytes, std::size_t more_window_bytes)
       : world(communicator),
-        arena(world, (in_blocks + out_blocks) * most_block_bytes + more_window_bytes),
-        peers(arena.open(everybody(), (in_blocks + out_blocks) * most_block_bytes, channels)),
+        arena(world, 3 * blocks() * most_block_bytes + more_window_bytes),
+        peers(arena.open(everybody(), 3 * blocks() * most_block_bytes, channels)),
         most_block_bytes_(most_block_bytes),
-        in_(std::max(in_blocks * most_block_bytes, 256 * mib)),
-        out_(out_blocks * most_block_bytes),
+        in_(std::max(blocks() * most_block_bytes, 256 * mib)),
+        out_(2 * blocks() * most_block_bytes),
         flushed_(128 * mib),
         errors_(sizeof(unsigned long long)) {
     check_cuda(cudaMemset(errors_.data(), 0, errors_.size_bytes()), "cudaMemset");
@@ -65,16 +64,20 @@ class Site {
   }
 
   int rank() const { return world.rank(); }
-  int other() const { return 1 - rank(); }
-  pleat::Group everybody() const { return pleat::Group{0, pleat::GroupShape{}.append(1, ranks)}; }
+  int ranks() const { return world.size(); }
+  /// The same as a number of blocks.
+  std::size_t blocks() const { return static_cast<std::size_t>(ranks()); }
+  pleat::Group everybody() const { return pleat::Group{0, pleat::GroupShape{}.append(1, ranks())}; }
 
   /// Memory for results: [2 operations in turn, ranks, block]; plain, or in a rank's window.
-  std::byte* out(int i, std::size_t block_bytes) const { return out_.data() + i % 2 * ranks * block_bytes; }
+  std::byte* out(int i, std::size_t block_bytes) const {
+    return out_.data() + static_cast<std::size_t>(i % 2) * blocks() * block_bytes;
+  }
   std::byte* window_out(int of_rank, int i, std::size_t block_bytes) const {
-    return peers.base(of_rank) + i % 2 * ranks * block_bytes;
+    return peers.base(of_rank) + static_cast<std::size_t>(i % 2) * blocks() * block_bytes;
   }
   /// Memory for inputs [ranks, block] in a rank's window, one at a time.
-  std::byte* window_in(int of_rank) const { return peers.base(of_rank) + out_blocks * most_block_bytes_; }
+  std::byte* window_in(int of_rank) const { return peers.base(of_rank) + 2 * blocks() * most_block_bytes_; }
 
   /// The host's barrier, and the largest of what the ranks bring.
   double meet(double mine = 0) {
@@ -89,12 +92,12 @@ class Site {
     return largest;
   }
 
-  /// Time of one operation: the median over samples of the slowest rank. Both ranks' streams meet right before a sample
+  /// Time of one operation: the median over samples of the slowest rank. All ranks' streams meet right before a sample
   /// and are busy until all of it is enqueued. Inputs are random and new in every sample and not in the cache; the last
   /// results of every sample are checked. Errors: std::runtime_error when one of them is wrong.
   double measure(const std::string& name, const Operation& operation, std::size_t block_bytes, int samples = 11) {
     const std::size_t in_bytes =
-        operation.shape == Shape::gather || operation.shape == Shape::exchange ? block_bytes : ranks * block_bytes;
+        operation.shape == Shape::gather || operation.shape == Shape::exchange ? block_bytes : blocks() * block_bytes;
     int count = in_a_row(block_bytes);
     if (operation.most_in_a_row != 0) count = std::min(count, operation.most_in_a_row);
     const int inputs = operation.inputs == 0 ? count : std::min(count, operation.inputs);
@@ -174,25 +177,22 @@ class Site {
  private:
   static constexpr std::uint64_t meeting_tag = pleat::Job::first_tag + 1;
   static constexpr int channels = pleat::peer_barrier_channels + 1;
-  static constexpr std::size_t in_blocks = ranks, out_blocks = 2 * ranks;
   static constexpr unsigned grid = 1024, threads = 256;
 
-  static std::uint32_t key(int sample, int i, int of_rank) {
-    return static_cast<std::uint32_t>(((sample + 1) * 64 + i) * ranks + of_rank) * 0x01000193u;
+  std::uint32_t key(int sample, int i, int of_rank) const {
+    return static_cast<std::uint32_t>(((sample + 1) * 64 + i) * ranks() + of_rank) * key_step;
   }
   void check(Shape shape, const std::byte* out, std::size_t block_bytes, int sample, int i) {
     const std::size_t elems = block_bytes / 4, mine = static_cast<std::size_t>(rank()) * elems;
-    const auto compare = [&](const std::byte* found, std::uint32_t first_key, std::uint32_t second_key, bool is_sum,
-                             std::size_t first) {
-      count_errors<<<grid, threads, 0, s>>>(reinterpret_cast<const float*>(found), first_key, second_key, is_sum, first,
-                                            elems, reinterpret_cast<unsigned long long*>(errors_.data()));
+    const auto compare = [&](const std::byte* found, std::uint32_t first_key, int terms, std::size_t first) {
+      count_errors<<<grid, threads, 0, s>>>(reinterpret_cast<const float*>(found), first_key, terms, first, elems,
+                                            reinterpret_cast<unsigned long long*>(errors_.data()));
       check_launch("count_errors");
     };
-    if (shape == Shape::sum) return compare(out, key(sample, i, 0), key(sample, i, 1), true, mine);
-    for (int r = 0; r < ranks; ++r) {
+    if (shape == Shape::sum) return compare(out, key(sample, i, 0), ranks(), mine);
+    for (int r = 0; r < ranks(); ++r) {
       if (shape == Shape::exchange && r == rank()) continue;
-      compare(out + static_cast<std::size_t>(r) * block_bytes, key(sample, i, r), 0, false,
-              shape == Shape::to_all ? mine : 0);
+      compare(out + static_cast<std::size_t>(r) * block_bytes, key(sample, i, r), 1, shape == Shape::to_all ? mine : 0);
     }
   }
 

@@ -83,7 +83,7 @@ inline Model experts(std::int64_t tokens) {
 /// Activations and products of one rank.
 class Network {
  public:
-  /// `gradient`: what weight gradients are written in. `sms`: what the products of weight gradients are made for; 0:
+  /// `gradient`: what weight gradients are written in. `sms`: what the products of the backward pass are made for; 0:
   /// all.
   Network(const Model& model, const Cublas& cublas, const fsdp::UnitLayout& layout, DType gradient, int sms = 0)
       : model_(model), gradient_(gradient) {
@@ -100,7 +100,7 @@ class Network {
       w_t.is_transposed = y_t.is_transposed = true;
       if (gradient == DType::f32) dw.type = CUDA_R_32F;
       p.forward = std::make_unique<Gemm>(cublas, x, w_t, y, static_cast<int>(batch), 0);
-      p.input = std::make_unique<Gemm>(cublas, y, w, x, static_cast<int>(batch), 0);
+      p.input = std::make_unique<Gemm>(cublas, y, w, x, static_cast<int>(batch), sms);
       p.weight = std::make_unique<Gemm>(cublas, y_t, x, dw, static_cast<int>(batch), sms);
     }
     for (int u = 0; u < model.units; ++u) {
@@ -111,6 +111,13 @@ class Network {
     parts_ = CudaBuffer(column_parts * static_cast<std::size_t>(widest) * sizeof(float));
   }
 
+  /// Of activations and their gradients.
+  std::size_t bytes() const {
+    std::size_t sum = result_gradient_.size_bytes() + parts_.size_bytes();
+    for (const CudaBuffer& buffer : activations_) sum += buffer.size_bytes();
+    for (const CudaBuffer& buffer : gradients_) sum += buffer.size_bytes();
+    return sum;
+  }
   /// The inputs and the gradient of the result that a rank has.
   void draw_inputs(int rank, cudaStream_t s) {
     draw_into(activations_.front(), 0x1000u + static_cast<std::uint32_t>(rank), s);
@@ -134,9 +141,10 @@ class Network {
     }
   }
 
-  /// `target(param)`: where that parameter's gradient goes, and whether it is added.
-  template <class Target>
-  void backward(int unit, const fsdp::UnitView& weights, Target target, cudaStream_t s) const {
+  /// `target(param)`: where that parameter's gradient goes, and whether it is added. `written()` is called when the
+  /// unit's gradients are enqueued, before what is left of its pass.
+  template <class Target, class Written>
+  void backward(int unit, const fsdp::UnitView& weights, Target target, Written written, cudaStream_t s) const {
     const void* incoming = unit + 1 == model_.units ? result_gradient_.data() : gradients_[turn(unit, 0)].data();
     for (std::size_t i = model_.steps.size(); i-- > 0;) {
       const Step& step = model_.steps[i];
@@ -146,9 +154,14 @@ class Network {
       const auto [gradient, accumulates] = target(step.param);
       if (step.out != 0) {
         products_[i].weight->run(incoming, in, gradient.data(), accumulates, s);
+        if (i == 0) written();
         products_[i].input->run(incoming, w, outgoing, false, s);
       } else {
-        gain_backward(step, outgoing, gradient.data(), incoming, in, w, accumulates, s);
+        gain_gradient(step, gradient.data(), incoming, in, accumulates, s);
+        if (i == 0) written();
+        scale_columns<<<grid, threads, 0, s>>>(static_cast<bfloat16*>(outgoing), static_cast<const bfloat16*>(incoming),
+                                               static_cast<const bfloat16*>(w), rows(), width(step));
+        check_launch("scale_columns");
       }
       incoming = outgoing;
     }
@@ -176,8 +189,8 @@ class Network {
                                   buffer.size_bytes() / sizeof(bfloat16));
     check_launch("draw");
   }
-  void gain_backward(const Step& step, void* outgoing, void* gradient, const void* incoming, const bfloat16* in,
-                     const void* gain, bool accumulates, cudaStream_t s) const {
+  void gain_gradient(const Step& step, void* gradient, const void* incoming, const bfloat16* in, bool accumulates,
+                     cudaStream_t s) const {
     const auto columns = static_cast<unsigned>((step.in + threads - 1) / threads);
     const auto* const dy = static_cast<const bfloat16*>(incoming);
     auto* const parts = reinterpret_cast<float*>(parts_.data());
@@ -189,9 +202,6 @@ class Network {
       add_column_parts<<<columns, threads, 0, s>>>(static_cast<bfloat16*>(gradient), parts, width(step), accumulates);
     }
     check_launch("add_column_parts");
-    scale_columns<<<grid, threads, 0, s>>>(static_cast<bfloat16*>(outgoing), dy, static_cast<const bfloat16*>(gain),
-                                           rows(), width(step));
-    check_launch("scale_columns");
   }
 
   Model model_;

@@ -25,9 +25,11 @@ class Rows {
 
   /// Whether all data were right.
   bool run() {
-    if (wants("gather")) gathers();
-    if (wants("reduce")) sums();
-    if (wants("wire")) wires();
+    if (site_.ranks() > 1) {
+      if (wants("gather")) gathers();
+      if (wants("reduce")) sums();
+      if (wants("wire")) wires();
+    }
     if (wants("small")) small_steps();
     if (wants("large")) large_steps();
     if (wants("models")) models();
@@ -64,7 +66,7 @@ class Rows {
 
   void gathers() {
     report_.title("gather of a unit of 128 MiB; bytes: a rank's shard; floor: the bare copy engine");
-    constexpr std::size_t bytes = 64 * mib;
+    const std::size_t bytes = 128 * mib / site_.blocks();
     const double copy_us = measure("transfer", "copy engine", comm_bench::bare_copy(site_, bytes), bytes, 0);
     measure("gather", "NCCL", comm_bench::nccl_all_gather(site_, bytes), bytes, copy_us);
     for (const Transport transport : {Transport::collective, Transport::peer}) {
@@ -91,7 +93,7 @@ class Rows {
 
   void sums() {
     report_.title("fp32 sum of a unit of 256 MiB; bytes: what each rank keeps; floor: the bare pull-and-add");
-    constexpr std::size_t bytes = 128 * mib;
+    const std::size_t bytes = 256 * mib / site_.blocks();
     double floor_us = 0;
     for (const unsigned ctas : {8u, 32u, 132u}) {
       const double us =
@@ -127,10 +129,11 @@ class Rows {
 
   /// The leaf on bf16 terms: half of the bytes of the sums above, for as many elements.
   void wires() {
-    report_.title("bf16 terms summed into fp32; bytes: what each rank reads of its peer");
-    constexpr std::size_t elems = 32 * mib;
+    report_.title("bf16 terms summed into fp32; bytes: what each rank reads of each other one");
+    const std::size_t elems = 64 * mib / site_.blocks();
     const pleat::CudaBuffer out(elems * 4);
-    const void* const terms[] = {site_.window_in(0), site_.window_in(1)};
+    std::vector<const void*> terms;
+    for (int r = 0; r < site_.ranks(); ++r) terms.push_back(site_.window_in(r));
     for (const int ctas : {4, 6, 8, 12, 16, 24, 0}) {
       const double us = site_.measure_plain(2, [&](int) {
         pleat::core_leaf<pleat::cuda_device>::sum_ranks(out.data(), DType::f32, terms, DType::bf16, elems, false,
@@ -153,11 +156,8 @@ class Rows {
   }
   Measured step(const Model& model, const std::string& way, const Config& config,
                 const fsdp::Groups<NcclComm>& of_groups, const Bounds& bounds) {
-    std::size_t free_before = 0, free_after = 0, total = 0;
-    check_cuda(cudaMemGetInfo(&free_before, &total), "cudaMemGetInfo");
     Training training(site_, cublas_, of_groups, model, config, plain());
-    check_cuda(cudaMemGetInfo(&free_after, &total), "cudaMemGetInfo");
-    const Measured m = training.measure();
+    const Measured m = training.measure(samples_);
     std::vector<Bar> bars;
     if (bounds.of_alone != 0) {
       bars = {{number(bounds.of_alone) + " alone", bounds.of_alone * m.alone_us},
@@ -172,7 +172,7 @@ class Rows {
       is_right_ = false;
     }
     add("", "host's part of it", 0, m.host_us, 0);
-    if (shows_memory_) memory(training.plan());
+    if (shows_memory_) memory(training);
     return m;
   }
   static std::string number(double value) {
@@ -181,8 +181,9 @@ class Rows {
     return text;
   }
 
-  /// What the plan takes, beside shards, slots and gradient units.
-  void memory(const fsdp::Plan& plan) {
+  /// What a step takes: all of it is there from the start.
+  void memory(const Training<>& training) {
+    const fsdp::Plan& plan = training.plan();
     std::size_t shards = 0, units = 0;
     for (const fsdp::UnitLayout& layout : plan.layouts) {
       shards += static_cast<std::size_t>(layout.max_shard_elems()) * (4 + 2 + 4);
@@ -193,8 +194,10 @@ class Rows {
                 static_cast<std::size_t>(kind.gradient_units) * pleat::size_bytes(plan.gradient));
     }
     const pleat::Footprint all = plan.footprint();
-    report_.line("  memory: %zu MiB of shards, %zu MiB of slots and gradient units, %zu KiB more", shards / mib,
-                 units / mib, (all.persistent + all.symmetric - shards - units) / 1024);
+    report_.line(
+        "  memory: %zu MiB of shards, %zu MiB of slots and gradient units, %zu KiB more; with activations %zu MiB",
+        shards / mib, units / mib, (all.persistent + all.symmetric - shards - units) / 1024,
+        (all.persistent + all.symmetric + training.activation_bytes()) / mib);
   }
 
   void small_steps() {
@@ -237,18 +240,22 @@ class Rows {
     shows_memory_ = false;
   }
   void sweep() {
-    report_.title("multiprocessors of sums beside products, 8192 tokens; floor: the computation alone");
-    const Model model = squares(8192);
-    for (const DType wire : {DType::f32, DType::bf16}) {
-      for (const bool leaves_sms : {false, true}) {
-        for (const int ctas : {4, 8, 10, 12, 16}) {
-          step(model,
-               std::string(wire == DType::f32 ? "fp32, " : "bf16, ") + std::to_string(ctas) + " CTAs" +
-                   (leaves_sms ? ", left to them" : ""),
-               {.gradient = wire, .reduce_ctas = ctas, .leaves_sms = leaves_sms});
+    report_.title("multiprocessors of sums beside products; floor: the computation alone");
+    samples_ = 3;
+    for (const Model& model : {squares(8192), experts(4096), layers(8192)}) {
+      for (const DType wire : {DType::f32, DType::bf16}) {
+        for (const int ctas : {2, 4, 6, 8, 10}) {
+          for (const bool leaves_sms : {false, true}) {
+            if (leaves_sms && ctas != 4) continue;
+            step(model,
+                 std::string(model.name) + (wire == DType::f32 ? ", fp32, " : ", bf16, ") + std::to_string(ctas) +
+                     " CTAs" + (leaves_sms ? ", left to them" : ""),
+                 {.gradient = wire, .reduce_ctas = ctas, .leaves_sms = leaves_sms});
+          }
         }
       }
     }
+    samples_ = 7;
   }
   void replica_steps() {
     report_.title("two replicas in place of two shards; floor: the computation alone");
@@ -261,18 +268,18 @@ class Rows {
 
   /// The collectives of a step, one after the other, on NCCL itself.
   void bare_nccl(const Model& model) {
-    const std::size_t elems = 8192 * 8192;
-    const pleat::CudaBuffer unit(elems * 2), shard(elems), gradient(elems * 4), sum(elems * 2);
+    const std::size_t elems = 8192 * 8192, of_shard = elems / site_.blocks();
+    const pleat::CudaBuffer unit(elems * 2), shard(of_shard * 2), gradient(elems * 4), sum(of_shard * 4);
     check_cuda(cudaMemset(gradient.data(), 0, gradient.size_bytes()), "cudaMemset");
     check_cuda(cudaMemset(shard.data(), 0, shard.size_bytes()), "cudaMemset");
     const double us = site_.measure_plain(1, [&](int) {
       for (int i = 0; i < 2 * model.units - 2; ++i) {
         site_.world.settle(
-            ncclAllGather(shard.data(), unit.data(), elems / 2, ncclBfloat16, site_.world.native(), site_.s),
+            ncclAllGather(shard.data(), unit.data(), of_shard, ncclBfloat16, site_.world.native(), site_.s),
             "ncclAllGather");
       }
       for (int i = 0; i < model.units; ++i) {
-        site_.world.settle(ncclReduceScatter(gradient.data(), sum.data(), elems / 2, ncclFloat32, ncclSum,
+        site_.world.settle(ncclReduceScatter(gradient.data(), sum.data(), of_shard, ncclFloat32, ncclSum,
                                              site_.world.native(), site_.s),
                            "ncclReduceScatter");
       }
@@ -301,6 +308,7 @@ class Rows {
   Site site_;
   Cublas cublas_;
   pleat::MeshComms<pleat::RuntimeMesh, NcclComm> comms_, replicas_;
+  int samples_ = 7;
   bool shows_memory_ = false, is_right_ = true;
 };
 

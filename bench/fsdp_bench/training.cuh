@@ -28,7 +28,8 @@ struct Config {
   Transport transport = Transport::peer;
   int prefetch = 1;
   int reduce_ctas = fsdp::Options{}.reduce_ctas;
-  bool leaves_sms = false;  // products of weight gradients are made for what the sums leave
+  int last_reduce_ctas = fsdp::Options{}.last_reduce_ctas;
+  bool leaves_sms = false;  // products of the backward pass are made for what the sums leave
   bool with_optimizer = false;
 };
 
@@ -56,7 +57,8 @@ class Training {
                           .gradient = config.gradient,
                           .transport = config.transport,
                           .prefetch = config.prefetch,
-                          .reduce_ctas = config.reduce_ctas})),
+                          .reduce_ctas = config.reduce_ctas,
+                          .last_reduce_ctas = config.last_reduce_ctas})),
         group_(groups.of(model.unit.kind).gather),
         network_(model, cublas, layout(), config.gradient,
                  config.leaves_sms ? multiprocessors() - config.reduce_ctas : 0),
@@ -97,12 +99,13 @@ class Training {
   }
 
   const fsdp::Plan& plan() const { return plan_; }
+  std::size_t activation_bytes() const { return network_.bytes(); }
   Sharder& op() { return *op_; }
   cudaStream_t compute() const { return site_.s; }
   Streams streams() const { return {compute(), gather_, reduce_, own_}; }
 
   /// Times of steps with and without communication, in turn; the gradients of every timed step are compared bit by bit.
-  Measured measure(int samples = 7) {
+  Measured measure(int samples) {
     std::vector<double> steps, alone, host;
     constexpr int warm_ups = 2;
     for (int sample = 0; sample < warm_ups + samples; ++sample) {
@@ -144,12 +147,11 @@ class Training {
       } else {
         auto gradient = op_->gradient(u, streams());
         network_.backward(
-            u, weights, [&](int p) { return gradient.write(p); }, compute());
+            u, weights, [&](int p) { return gradient.write(p); }, [&] { op_->reduce(u, streams()); }, compute());
       }
       // A rank alone uses its shard in place, which stays.
       if (!is_kept(use)) poison_slot(group_.size() > 1 ? weights[0].data() : ignored_.data());
       if (trace != nullptr) trace->end("compute", compute());
-      if (!is_forward) op_->reduce(u, streams());
       op_->release(u, streams());
     }
     op_->finish_gradients(streams());
@@ -163,18 +165,7 @@ class Training {
   void run_alone() {
     for (std::size_t use = 0; use < order_.size(); ++use) {
       const int u = order_[use];
-      const fsdp::UnitView weights = whole(u);
-      if (use < order_.size() / 2) {
-        network_.forward(u, weights, compute());
-      } else {
-        const fsdp::UnitView gradient = own_gradient(u);
-        network_.backward(
-            u, weights,
-            [&](int p) {
-              return fsdp::GradientTarget{gradient[p], false};
-            },
-            compute());
-      }
+      use < order_.size() / 2 ? network_.forward(u, whole(u), compute()) : backward_alone(u);
       if (!is_kept(use)) poison_slot(ignored_.data());
     }
     if (config_.with_optimizer) optimize(*alone_norm_);
@@ -194,8 +185,12 @@ class Training {
   fsdp::UnitView whole(int u) const {
     return {layout(), whole_[static_cast<std::size_t>(u)].data(), DType::bf16, pleat::CudaExecutor{}.device()};
   }
-  fsdp::UnitView own_gradient(int u) const {
-    return {layout(), own_gradients_[u % 2].data(), config_.gradient, pleat::CudaExecutor{}.device()};
+  void backward_alone(int u) const {
+    const fsdp::UnitView gradient(layout(), own_gradients_[u % 2].data(), config_.gradient,
+                                  pleat::CudaExecutor{}.device());
+    const auto overwrite = [&](int p) { return fsdp::GradientTarget{gradient[p], false}; };
+    network_.backward(
+        u, whole(u), overwrite, [] {}, compute());
   }
   /// Whether the slot is still used as it is: the last units of the forward pass stay for the backward pass.
   bool is_kept(std::size_t use) const {
@@ -253,13 +248,7 @@ class Training {
       network_.draw_inputs(r, compute());
       for (int u = 0; u < model_.units; ++u) network_.forward(u, whole(u), compute());
       for (int u = model_.units; u-- > 0;) {
-        const fsdp::UnitView gradient = own_gradient(u);
-        network_.backward(
-            u, whole(u),
-            [&](int p) {
-              return fsdp::GradientTarget{gradient[p], false};
-            },
-            compute());
+        backward_alone(u);
         const std::int64_t begin = layout().shard_begin(sharers == 1 ? 0 : group_.rank());
         add(u, begin, r == 0);
       }

@@ -73,7 +73,7 @@ struct Rank {
         x(static_cast<std::size_t>(plan.shape.max_tokens * plan.shape.hidden) * 2),
         y(x.size_bytes()),
         dweights(static_cast<std::size_t>(plan.shape.max_tokens * plan.shape.k) * 4),
-        ids(upload(draw_ids(routing, plan.shape.max_tokens, plan.shape.experts, plan.shape.k,
+        ids(upload(draw_ids(routing, plan.shape.max_tokens, plan.shape.experts, plan.shape.k, 2,
                             static_cast<unsigned>(peers.own) + 5))),
         weights(upload(std::vector<float>(static_cast<std::size_t>(plan.shape.max_tokens * plan.shape.k), 0.125f))),
         carver(persistent.block()),

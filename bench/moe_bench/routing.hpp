@@ -13,7 +13,7 @@ namespace moe_bench {
 /// ids [tokens, k] of distinct experts. `kind`: uniform; zipf, where the i-th most popular expert is drawn in
 /// proportion to 1 / i, and popular ones are spread evenly over the ranks; balanced, where token t takes expert
 /// (t + j * (experts / k)) % experts.
-inline std::vector<std::int32_t> draw_ids(const std::string& kind, std::int64_t tokens, int experts, int k,
+inline std::vector<std::int32_t> draw_ids(const std::string& kind, std::int64_t tokens, int experts, int k, int ranks,
                                           unsigned seed) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens * k));
   std::vector<double> until(static_cast<std::size_t>(experts));
@@ -31,7 +31,7 @@ inline std::vector<std::int32_t> draw_ids(const std::string& kind, std::int64_t 
       do {
         const auto place = std::upper_bound(until.begin(), until.end(), uniform(random)) - until.begin();
         const auto popular = static_cast<std::int32_t>(std::min<std::ptrdiff_t>(place, experts - 1));
-        chosen[j] = popular % 2 * (experts / 2) + popular / 2;
+        chosen[j] = popular % ranks * (experts / ranks) + popular / ranks;
       } while (std::find(chosen, chosen + j, chosen[j]) != chosen + j);
     }
   }

@@ -2,6 +2,7 @@
 // take on the wire and in memory.
 #pragma once
 
+#include <numeric>
 #include <optional>
 
 #include <pleat/moe.hpp>
@@ -96,7 +97,7 @@ struct Bound {
 class Rows {
  public:
   Rows(NcclComm& world, Report& report, std::string only)
-      : report_(report), only_(std::move(only)), site_(world, comm_bench::mib, window_bytes()) {}
+      : report_(report), only_(std::move(only)), site_(world, comm_bench::mib, window_bytes(world.size())) {}
 
   void run() {
     for (const Problem& p : problems) {
@@ -112,13 +113,13 @@ class Rows {
   }
 
  private:
-  static moe::DispatchPlan plan_of(const Problem& p, Transport transport, int max_ctas = 0) {
-    return moe::plan(comm_bench::ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16},
-                     {.transport = transport, .max_ctas = max_ctas});
+  static moe::DispatchPlan plan_of(int ranks, const Problem& p, Transport transport) {
+    return moe::plan(ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16},
+                     {.transport = transport});
   }
-  static std::size_t window_bytes() {
+  static std::size_t window_bytes(int ranks) {
     std::size_t bytes = 0;
-    for (const Problem& p : problems) bytes += 6 * (plan_of(p, Transport::peer).footprint().symmetric + 128);
+    for (const Problem& p : problems) bytes += 6 * (plan_of(ranks, p, Transport::peer).footprint().symmetric + 128);
     return bytes;
   }
   bool wants(const std::string& rows) const { return only_.empty() || only_.find(rows) != std::string::npos; }
@@ -148,31 +149,34 @@ class Rows {
           dweights(DType::f32, {p.tokens, p.k}) {
       x.random(static_cast<std::uint32_t>(site.rank()) + 1, 1, site.s);
       weights.random(static_cast<std::uint32_t>(site.rank()) + 3, 1, site.s);
-      ids.copy(draw_ids(routing, p.tokens, p.experts, p.k, static_cast<unsigned>(site.rank()) + 5));
+      ids.copy(draw_ids(routing, p.tokens, p.experts, p.k, site.ranks(), static_cast<unsigned>(site.rank()) + 5));
       site.world.wait(site.s);
     }
     Array x, ids, weights, y, dweights;
   };
 
-  /// Rows that this rank sends to and gets from the other, and all that its experts have.
+  /// Rows that this rank sends to and gets from the others, and all that its experts have.
   struct Counts {
     double sent, came, all, expert_rows;
   };
   Counts counts(const moe::DispatchPlan& plan, const moe::DispatchSaved& saved) {
-    std::int64_t send[2], recv[2];
+    std::vector<std::int64_t> send(site_.blocks()), recv(site_.blocks());
     std::vector<std::int64_t> offsets(static_cast<std::size_t>(plan.experts_local()) + 1), ends(offsets.size() - 1);
     const auto read = [](auto* to, const auto* from, std::size_t n) {
       check_cuda(cudaMemcpy(to, from, n * sizeof(*to), cudaMemcpyDefault), "cudaMemcpy");
     };
-    read(send, saved.record.send_counts, 2);
-    read(recv, saved.record.recv_counts, 2);
+    read(send.data(), saved.record.send_counts, send.size());
+    read(recv.data(), saved.record.recv_counts, recv.size());
     read(offsets.data(), saved.record.offsets, offsets.size());
     read(ends.data(), saved.record.ends, ends.size());
     double rows = 0;
     for (std::size_t e = 0; e < ends.size(); ++e) rows += static_cast<double>(ends[e] - offsets[e]);
-    const auto other = static_cast<std::size_t>(site_.other());
-    return {site_.meet(static_cast<double>(send[other])), site_.meet(static_cast<double>(recv[other])),
-            site_.meet(static_cast<double>(recv[0] + recv[1])), site_.meet(rows)};
+    const auto sum = [](const std::vector<std::int64_t>& values) {
+      return static_cast<double>(std::accumulate(values.begin(), values.end(), std::int64_t{0}));
+    };
+    const auto own = static_cast<std::size_t>(site_.rank());
+    return {site_.meet(sum(send) - static_cast<double>(send[own])),
+            site_.meet(sum(recv) - static_cast<double>(recv[own])), site_.meet(sum(recv)), site_.meet(rows)};
   }
 
   struct Times {
@@ -180,7 +184,7 @@ class Rows {
   };
   /// `uniform`: what Zipf's routing is held to, at equal rows; 0 for others.
   Times operations(const Problem& p, const char* routing, Transport transport, const Times& uniform) {
-    const moe::DispatchPlan plan = plan_of(p, transport);
+    const moe::DispatchPlan plan = plan_of(site_.ranks(), p, transport);
     Bound<moe::DispatchPlan> bound(site_, plan);
     moe::DispatchSaved saved(plan, bound.saved_memory.block());
     Inputs in(site_, p, routing);
@@ -220,7 +224,7 @@ class Rows {
 
   /// Each leaf alone, the wire with its signals, and how these depend on the budget of CTAs.
   void parts(const Problem& p) {
-    const moe::DispatchPlan plan = plan_of(p, Transport::peer);
+    const moe::DispatchPlan plan = plan_of(site_.ranks(), p, Transport::peer);
     const CudaBuffer persistent(plan.footprint().persistent), saved_memory(plan.footprint().saved),
         scratch_memory(plan.footprint().scratch);
     Carver carver(persistent.block()), scratch_carver(scratch_memory.block());
@@ -297,7 +301,7 @@ class Rows {
   /// Forward and backward of the whole layer.
   void layer(const Problem& p) {
     const moe::LayerPlan plan =
-        moe::plan(comm_bench::ranks, moe::LayerShape{p.tokens, p.hidden, p.inner, p.experts, p.k, DType::bf16},
+        moe::plan(site_.ranks(), moe::LayerShape{p.tokens, p.hidden, p.inner, p.experts, p.k, DType::bf16},
                   {.router = {}, .dispatch = {.transport = Transport::peer}, .experts = {}});
     Bound<moe::LayerPlan> bound(site_, plan);
     moe::LayerSaved saved(plan, bound.saved_memory.block());

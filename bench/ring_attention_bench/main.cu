@@ -1,22 +1,29 @@
-// ring_attention_bench: ring attention on two GPUs, by copies into mapped memory and by NCCL, beside the same
+// ring_attention_bench: ring attention on several GPUs, by copies into mapped memory and by NCCL, beside the same
 // rectangles with nothing transferred. TFLOP/s per GPU count the pairs that are seen. Both ways must give the same
 // bits. Packed documents, of lengths drawn by the seed, stand beside one document of as many operations.
 //
-//   ring_attention_bench [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed <number>]
+//   ring_attention_bench [--ranks <number>] [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed
+//   <number>] [--rows <some of: 16k,packed,32k,64k and names of heads as printed>]
 //
-// Exit code 77 where there are fewer than two GPUs; 1 when bits differ or time is up; 3 with --check when a bar is
-// missed. The same rows of PyTorch: peers/context_parallel.py.
+// Exit code 77 where there are fewer GPUs than ranks (two); 1 when bits differ or time is up; 3 with --check when a bar
+// is missed. The same rows of PyTorch: peers/context_parallel.py.
 #include <numeric>
 #include <optional>
 #include <random>
 
-#include <pleat/attention/cuda/leaf.cuh>
+#include <pleat/attention/cuda/cuda_attention.cuh>
 #include <pleat/attention/ring.hpp>
 #include <pleat/cuda/leaf.cuh>
 
 #include "../comm_bench/report.hpp"
 #include "../comm_bench/site.cuh"
-#include "../two_ranks.hpp"
+#include "../gpu_ranks.hpp"
+
+template <>
+struct pleat::attention_leaf<pleat::cuda_device>
+    : pleat::CudaAttention<pleat::TypeList<pleat::bfloat16>,
+                           pleat::HeadDimsList<pleat::HeadDims<64, 64>, pleat::HeadDims<128, 128>,
+                                               pleat::HeadDims<192, 128>, pleat::HeadDims<256, 256>>> {};
 
 namespace ring_attention_bench {
 
@@ -104,7 +111,7 @@ class Rank {
   /// copies.
   Rates run(const Heads& heads, const Stream& stream, const Rates& bars, int ctas_beside_nccl = 0) {
     const auto plan_of = [&](Transport transport, int max_ctas = 0) {
-      return ring::plan(comm_bench::ranks,
+      return ring::plan(site_.ranks(),
                         {.tokens = stream.tokens,
                          .q_heads = heads.q,
                          .kv_heads = heads.kv,
@@ -165,7 +172,7 @@ class Rank {
                              });
 
     const std::vector<double> of_ranks = pairs_of_ranks(peer.spans, peer.shape.cu_seqlens, true);
-    const double pairs = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) * heads.q / comm_bench::ranks;
+    const double pairs = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) * heads.q / site_.ranks();
     const Rates rates{add(heads, stream, "forward", 2 * pairs * (heads.qk_dim + heads.v_dim), pushed.forward,
                           exchanged.forward, alone.forward, bars.forward),
                       add(heads, stream, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
@@ -238,29 +245,27 @@ class Rank {
   unsigned seed_ = 1;
 };
 
-int work(NcclComm& world, CudaThreadComm*, const two_ranks::Options& options) {
-  Report report(world.rank() == 0, options.worker, options.json);
+int work(NcclComm& world, CudaThreadComm*, const gpu_ranks::Options& options) {
+  Report report(world.rank(), world.size(), options.worker, options.json);
   Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{20}) << 30);
-  report.title("ring attention, bf16, causal, two GPUs; floor: nothing transferred");
+  report.title("ring attention, bf16, causal; floor: nothing transferred");
   const Heads mha{"32/32 d128", 32, 32, 128, 128};
   const auto seed = static_cast<unsigned>(std::stoul(options.value("--seed", "1")));
-  rank.run(mha, one_document(16384), {540, 400}, 116);
-  if (!options.quick) {
-    rank.run_packed(mha, 65536, seed);
-    rank.run(mha, one_document(32768), {560, 440});
-    rank.run(mha, one_document(65536), {580, 480});
-    for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
-                               Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
-      rank.run(heads, one_document(32768), {});
-    }
+  const std::string rows = options.value("--rows", options.quick ? "16k" : "");
+  const auto wants = [&](const char* row) { return rows.empty() || rows.find(row) != rows.npos; };
+  if (wants("16k")) rank.run(mha, one_document(16384), {540, 400}, 116);
+  if (wants("packed")) rank.run_packed(mha, 65536, seed);
+  if (wants("32k")) rank.run(mha, one_document(32768), {560, 440});
+  if (wants("64k")) rank.run(mha, one_document(65536), {580, 480});
+  for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
+                             Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
+    if (wants(heads.name)) rank.run(heads, one_document(32768), {});
   }
-  if (world.rank() == 0)
-    std::printf("\n%s: %d of %d bars hold\n", options.worker.c_str(), report.bars() - report.missed(), report.bars());
-  return options.check && report.missed() > 0 ? 3 : 0;
+  return report.verdict(options.check);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return two_ranks::run("ring_attention_bench", argc, argv, {"--seed"}, work);
+  return gpu_ranks::run("ring_attention_bench", argc, argv, {"--seed", "--rows"}, work);
 }

@@ -1,4 +1,5 @@
-// A benchmark of two GPUs runs itself again as workers: both ranks as threads of one, then each as a process.
+// A benchmark of several GPUs, a rank on each, runs itself again as workers: all ranks as threads of one, then each as
+// a process.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -19,16 +21,17 @@
 
 extern char** environ;
 
-namespace two_ranks {
+namespace gpu_ranks {
 
 using namespace std::chrono_literals;
 
-inline constexpr int ranks = 2;
 inline constexpr auto deadline = 20s;
 inline constexpr int time_limit_s = 120;
 
-/// [--quick] [--mode threads|processes] [--json <file>] [--check], and options with a value that the benchmark names.
+/// [--ranks <number>] [--quick] [--mode threads|processes] [--json <file>] [--check], and options with a value that the
+/// benchmark names.
 struct Options {
+  int ranks = 2;
   bool quick = false, check = false;
   std::string mode, worker, json;
   std::map<std::string, std::string> values;
@@ -47,6 +50,8 @@ inline Options parse(int argc, char** argv, const std::vector<std::string>& valu
       options.quick = true;
     } else if (name == "--check") {
       options.check = true;
+    } else if (name == "--ranks" && has_value) {
+      options.ranks = std::stoi(argv[++i]);
     } else if (name == "--mode" && has_value) {
       options.mode = argv[++i];
     } else if (name == "--worker" && has_value) {
@@ -59,6 +64,7 @@ inline Options parse(int argc, char** argv, const std::vector<std::string>& valu
       throw std::runtime_error("unknown option " + name);
     }
   }
+  if (options.ranks < 1) throw std::runtime_error("--ranks " + std::to_string(options.ranks) + " is not positive");
   for (const std::string& mode : {options.mode, options.worker}) {
     if (mode != "" && mode != "threads" && mode != "processes") throw std::runtime_error("unknown mode " + mode);
   }
@@ -73,11 +79,13 @@ inline int run_worker(const Options& options, const Work& work) {
     pleat::NcclComm world = pleat::NcclComm::from_environment({.deadline = deadline});
     return work(world, nullptr, options);
   }
-  auto run = std::make_shared<pleat::detail::ThreadWorld>(ranks, deadline);
-  auto group = std::make_shared<pleat::CudaThreadComm::group_type>(run, std::vector<int>{0, 1});
+  std::vector<int> everybody(static_cast<std::size_t>(options.ranks));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  auto run = std::make_shared<pleat::detail::ThreadWorld>(options.ranks, deadline);
+  auto group = std::make_shared<pleat::CudaThreadComm::group_type>(run, everybody);
   int code = 0;
-  pleat::map_memory_between(std::vector<int>{0, 1});
-  pleat::run_nccl_threads(ranks,
+  pleat::map_memory_between(everybody);
+  pleat::run_nccl_threads(options.ranks,
                           [&](pleat::NcclComm& world) {
                             pleat::CudaThreadComm threads(group, world.rank());
                             const int mine = work(world, &threads, options);
@@ -89,7 +97,7 @@ inline int run_worker(const Options& options, const Work& work) {
 
 /// This program again, as a worker of `mode`: all ranks when `rank` is negative.
 inline pid_t spawn(const Options& options, const std::string& mode, int rank, int port) {
-  std::vector<std::string> words{"worker", "--worker", mode};
+  std::vector<std::string> words{"worker", "--worker", mode, "--ranks", std::to_string(options.ranks)};
   if (options.quick) words.push_back("--quick");
   if (options.check) words.push_back("--check");
   if (!options.json.empty()) words.insert(words.end(), {"--json", options.json});
@@ -98,7 +106,8 @@ inline pid_t spawn(const Options& options, const std::string& mode, int rank, in
   if (std::getenv("CUDA_MODULE_LOADING") == nullptr) variables.emplace_back("CUDA_MODULE_LOADING=EAGER");
   if (rank >= 0) {
     variables.insert(variables.end(), {"RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank),
-                                       "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "PLEAT_PORT=" + std::to_string(port)});
+                                       "WORLD_SIZE=" + std::to_string(options.ranks), "MASTER_ADDR=127.0.0.1",
+                                       "PLEAT_PORT=" + std::to_string(port)});
   }
   for (char** i = environ; *i != nullptr; ++i) variables.emplace_back(*i);
   const auto pointers = [](std::vector<std::string>& texts) {
@@ -136,8 +145,8 @@ inline int wait_for(std::vector<pid_t> workers) {
 }
 
 inline int run_all(const Options& options) {
-  if (const int devices = pleat::cuda_device_count(); devices < ranks) {
-    std::printf("skipped: %d GPUs, %d are needed\n", devices, ranks);
+  if (const int devices = pleat::cuda_device_count(); devices < options.ranks) {
+    std::printf("skipped: %d GPUs, %d are needed\n", devices, options.ranks);
     return 77;
   }
   if (!options.json.empty()) (void)std::remove(options.json.c_str());
@@ -147,7 +156,7 @@ inline int run_all(const Options& options) {
     const bool is_processes = std::string(mode) == "processes";
     const int port = 20000 + static_cast<int>(getpid() % 10000);
     std::vector<pid_t> workers;
-    for (int rank = 0; rank < (is_processes ? ranks : 1); ++rank) {
+    for (int rank = 0; rank < (is_processes ? options.ranks : 1); ++rank) {
       workers.push_back(spawn(options, mode, is_processes ? rank : -1, port));
     }
     worst = std::max(worst, wait_for(workers));
@@ -155,7 +164,7 @@ inline int run_all(const Options& options) {
   return worst;
 }
 
-/// What main returns: 77 where there are fewer than two GPUs; 1 when something fails or time is up; else the worst of
+/// What main returns: 77 where there are fewer GPUs than ranks; 1 when something fails or time is up; else the worst of
 /// the workers' codes.
 inline int run(const char* name, int argc, char** argv, const std::vector<std::string>& value_names, const Work& work) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -168,4 +177,4 @@ inline int run(const char* name, int argc, char** argv, const std::vector<std::s
   }
 }
 
-}  // namespace two_ranks
+}  // namespace gpu_ranks
