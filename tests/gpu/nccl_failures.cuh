@@ -1,4 +1,5 @@
-// A process that is killed in the middle of an operation: its peer must end with an error that names it, in time.
+// A process that is killed or exits in the middle of an operation: its peer must end with an error that names it, in
+// time.
 #pragma once
 
 #include <csignal>
@@ -16,23 +17,27 @@ inline constexpr int killed_rank = 1;
 
 /// What rank 0 waits in, by name: an operation, or a signal.
 inline constexpr const char* signal_name = "a signal";
-inline std::vector<std::string> killed_in() {
+inline std::vector<std::string> deadly_operations() {
   std::vector<std::string> names{signal_name};
   for (const auto& operation : conformance::operations<Site>) names.emplace_back(operation.name);
   return names;
 }
 
+/// How the process of `killed_rank` ends: without a farewell.
+enum class Death { killed, exits };
+
 /// Does not come back.
-inline void die() {
+inline void die(Death death) {
   std::this_thread::sleep_for(30ms);  // rank 0 is in the operation by now
-  ::raise(SIGKILL);
+  if (death == Death::killed) ::raise(SIGKILL);
+  std::exit(0);  // runs what ends with the program, but no destructor of this thread's
 }
-inline void wait_for_killed(pleat::NcclComm& world, const std::string& name) {
+inline void wait_for_killed(pleat::NcclComm& world, const std::string& name, Death death) {
   for (const auto& operation : conformance::operations<Site>) {
     if (operation.name != name) continue;
     Site site(world, world);
     operation.call(site, killed_rank);  // so that all is connected
-    if (site.rank() == killed_rank) die();
+    if (site.rank() == killed_rank) die(death);
     operation.call(site, killed_rank);
   }
   if (name == signal_name) {
@@ -41,7 +46,7 @@ inline void wait_for_killed(pleat::NcclComm& world, const std::string& name) {
     auto peers = arena.open(site.everybody(), conformance::all_write_bytes(site.size()), 2);
     conformance::all_write_once(site, peers, 0, 1);
     site.finish();
-    if (site.rank() == killed_rank) die();
+    if (site.rank() == killed_rank) die(death);
     peers.await(killed_rank, 1, site.s());
     site.comm.barrier(site.s());
     site.finish();
@@ -49,12 +54,12 @@ inline void wait_for_killed(pleat::NcclComm& world, const std::string& name) {
 }
 
 /// One rank's process. Rank 0 survives, and sees in time who died.
-inline void process_killed(const std::string& name) {
+inline void process_dies(const std::string& name, Death death) {
   const auto start = std::chrono::steady_clock::now();
   std::string seen = "nothing";
   try {
     pleat::NcclComm world = process_world(0, 20s);
-    wait_for_killed(world, name);
+    wait_for_killed(world, name, death);
   } catch (const pleat::comm_error& e) {
     seen = e.what();
   }

@@ -2,7 +2,7 @@
 // of its own and bounded in time, and a table. Where there is one GPU, the suites on one rank. Exit code 77 without
 // any.
 //
-//   nccl_test [<part of a case's name>]
+//   nccl_test [<part of a case's name>]     PLEAT_TEST_PART, PLEAT_TEST_OPERATION: parts of the suites of failures
 //   nccl_test --case <name>     one case: in this process, or as one rank of it when RANK is set
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +24,7 @@
 #include "nccl_failures.cuh"
 #include "nccl_runner.hpp"
 #include "skip.hpp"
+#include "two_gpus.cuh"
 
 namespace {
 
@@ -31,6 +32,8 @@ using namespace nccl_testing;
 using conformance::require;
 using pleat::DType;
 using pleat::NcclComm;
+using pleat::Recv;
+using pleat::Send;
 
 // The suites. Ranks are threads, or processes that each run this program's case.
 TEST_CASE("owned") {
@@ -129,13 +132,65 @@ void native_operations(NcclComm& world) {
   conformance::require_throws<pleat::comm_error>(
       [&] { world.all_gather_v(nullptr, nullptr, std::vector<std::size_t>(n + 1), DType::f32, site.s()); },
       "pleat[C05]");
-  const pleat::Send send{nullptr, 1, world.size()};
+  const Send send{nullptr, 1, world.size()};
   conformance::require_throws<pleat::comm_error>(
       [&] {
         world.exchange({&send, 1}, {}, DType::f32, site.s());
       },
       "pleat[C06]: exchange with peer");
   healthy(world);  // refusals of one's own arguments end nothing
+}
+
+/// Operations in one graph, which is replayed on other data. NCCL has connected before.
+void operations_in_a_graph(NcclComm& world) {
+  Site site(world, world);
+  const int n = world.size(), rank = world.rank(), root = n - 1, next = (rank + 1) % n, last = (rank + n - 1) % n;
+  constexpr std::size_t elems = 999, bytes = elems * 4;
+  const auto blocks = static_cast<std::size_t>(n);
+  const auto counts = conformance::uneven_counts(n, 0);
+  std::size_t uneven_bytes = 0;
+  for (const std::size_t count : counts) uneven_bytes += 4 * count;
+  NcclRanks::Buffer in(blocks * bytes), uneven_in(uneven_bytes), from_root(bytes);
+  NcclRanks::Buffer gathered(blocks * bytes), uneven(uneven_bytes), swapped(blocks * bytes), passed(bytes);
+  const Send send{in.block().data, elems, next};
+  const Recv recv{passed.block().data, elems, last};
+  const auto enqueue = [&] {
+    world.all_gather(in.block().data, gathered.block().data, elems, DType::f32, site.s());
+    world.all_gather_v(uneven_in.block().data, uneven.block().data, counts, DType::f32, site.s());
+    world.all_to_all(in.block().data, swapped.block().data, elems, DType::f32, site.s());
+    world.broadcast(from_root.block().data, elems, root, DType::f32, site.s());
+    world.exchange({&send, 1}, {&recv, 1}, DType::f32, site.s());
+    world.barrier(site.s());
+  };
+  enqueue();
+  site.finish();
+  const two_gpus::Graph graph(site.s(), enqueue);
+  for (unsigned replay = 0; replay < 5; ++replay) {
+    const auto block = [replay](int from, int to) { return conformance::pattern(bytes, from, to, replay); };
+    const auto part = [&](int from) {
+      return conformance::pattern(4 * counts[static_cast<std::size_t>(from)], from, 0, 100 + replay);
+    };
+    conformance::Bytes mine, of_all, of_all_uneven, to_me;
+    for (int r = 0; r < n; ++r) {
+      conformance::append(mine, block(rank, r));
+      conformance::append(of_all, block(r, 0));
+      conformance::append(of_all_uneven, part(r));
+      conformance::append(to_me, block(r, rank));
+    }
+    in.upload(mine.data());
+    conformance::Bytes padded = part(rank);
+    padded.resize(uneven_bytes);
+    uneven_in.upload(padded.data());
+    from_root.upload(block(rank, 77).data());
+    graph.launch(site.s());
+    conformance::require_equal(site.download(gathered), of_all, "replay ", replay, ": all_gather");
+    conformance::require_equal(site.download(uneven), of_all_uneven, "replay ", replay, ": all_gather_v");
+    conformance::require_equal(site.download(swapped), to_me, "replay ", replay, ": all_to_all");
+    conformance::require_equal(site.download(from_root), block(root, 77), "replay ", replay, ": broadcast");
+    conformance::require_equal(site.download(passed), block(last, 0), "replay ", replay, ": exchange");
+    world.barrier(site.s());  // nobody uploads while a peer's replay still sends
+    site.finish();
+  }
 }
 
 void arena_operations(NcclComm& world) {
@@ -234,8 +289,9 @@ std::size_t free_bytes() {
   return least;
 }
 
-/// The suite of failures, and what it leaves behind once the first failure has loaded what stays.
-void failures() {
+/// A suite of failures, and what it leaves behind once the first failure has loaded what stays. Where PLEAT_TEST_BESIDE
+/// is set, other programs use these GPUs too, so that nobody can tell.
+void run_failures(const char* suite, std::size_t most_lost) {
   const auto fail_once = [](NcclComm& world) {
     healthy(world);
     if (world.rank() == 1) throw conformance::Boom("boom 17");
@@ -246,11 +302,12 @@ void failures() {
   } catch (const pleat::comm_error&) {
   }
   const std::size_t before = free_bytes();
-  run_suite("failures");
+  run_suite(suite);
   const std::size_t after = free_bytes(), lost = before > after ? before - after : 0;
   std::printf("%s%zu MiB less are free\n", part_mark, lost >> 20);
-  const bool is_alone = std::getenv("PLEAT_TEST_PART") == nullptr;  // on these GPUs
-  if (is_alone) require(lost < (std::size_t{64} << 20), "failures leave ", lost >> 20, " MiB behind");
+  if (std::getenv("PLEAT_TEST_BESIDE") == nullptr) {
+    require(lost < most_lost, "failures leave ", lost >> 20, " MiB behind");
+  }
   run_check(healthy);
   end_world();
 }
@@ -295,6 +352,7 @@ void operations(NcclComm& world) {
   };
   part("groups go in any order", groups_go_in_any_order);
   part("NCCL's own", native_operations);
+  part("in a graph", operations_in_a_graph);
   part("arena", arena_operations);
 }
 
@@ -318,15 +376,20 @@ std::vector<Case> cases() {
   with_deadlines("threads: borrowed, given up", false, borrowed_is_not_aborted, 30);
   for (const bool is_processes : {false, true}) {
     const std::string ranks = is_processes ? "processes: " : "threads: ";
-    with_deadlines(ranks + "failures", is_processes, failures, 120);
     with_deadlines(
-        ranks + "failures of windows", is_processes, [] { run_suite("failures of windows"); }, 60);
+        ranks + "failures of operations", is_processes, [] { run_failures("failures", std::size_t{64} << 20); }, 160);
+    // An arena whose run has failed is left to the streams that may still write to it.
+    with_deadlines(
+        ranks + "failures of windows", is_processes,
+        [] { run_failures("failures of windows", std::size_t{256} << 20); }, 90);
   }
   with_deadlines("processes: an exception unwinds", true, process_unwinds, 30);
   with_deadlines("processes: a run throws", true, process_run_throws, 30);
-  for (const std::string& name : killed_in()) {
+  for (const std::string& name : deadly_operations()) {
     with_deadlines(
-        "processes: killed in " + name, true, [name] { process_killed(name); }, 30, killed_rank);
+        "processes: killed in " + name, true, [name] { process_dies(name, Death::killed); }, 30, killed_rank);
+    with_deadlines(
+        "processes: exits in " + name, true, [name] { process_dies(name, Death::exits); }, 30);
   }
   all.push_back({"processes: healthy after all", true, [] {
                    run_check(healthy);

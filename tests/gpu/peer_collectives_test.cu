@@ -335,6 +335,6 @@ constexpr Case cases[] = {
 
 }  // namespace
 
-int main() {
-  return run_all(cases);
+int main(int argc, char** argv) {  // [<name of a way>]
+  return run_all(cases, all_ways, argc > 1 ? argv[1] : nullptr);
 }

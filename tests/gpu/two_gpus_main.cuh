@@ -106,11 +106,12 @@ inline int run_way(const Way& way, std::span<const Case> cases) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-/// The exit code of the program.
-inline int run_all(std::span<const Case> cases, std::span<const Way> ways = all_ways) {
+/// The exit code of the program. `only`: the name of the way that is wanted; null: all.
+inline int run_all(std::span<const Case> cases, std::span<const Way> ways = all_ways, const char* only = nullptr) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   int worst = 0, ran = 0;
   for (const Way& way : ways) {
+    if (only != nullptr && std::string_view(only) != way.name) continue;
     const pid_t child = fork();
     require(child >= 0, "fork failed");
     if (child == 0) std::_Exit(run_way(way, cases));
