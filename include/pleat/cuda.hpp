@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pleat/cuda/buffer.hpp>
+#include <pleat/cuda/dlpack.hpp>
 #include <pleat/cuda/executor.hpp>
 #include <pleat/cuda/thread_comm.hpp>
 #include <pleat/pleat.hpp>

@@ -1,7 +1,9 @@
-// DLPack in: a DLTensor of any framework is a pleat tensor; no copy, no ownership taken.
+// DLPack, in and out: a tensor of any framework is read in place, and ours are lent with what owns their memory.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include <pleat/tensor/tensor_traits.hpp>
 
@@ -20,6 +22,14 @@ concept dl_tensor = requires(const T& t) {
   { t.shape } -> std::convertible_to<const std::int64_t*>;
   { t.strides } -> std::convertible_to<const std::int64_t*>;
   { t.byte_offset } -> std::convertible_to<std::uint64_t>;
+};
+
+/// What DLPack passes from owner to owner: `DLManagedTensor` and `DLManagedTensorVersioned`.
+template <class T>
+concept dl_managed_tensor = requires(T& t) {
+  requires dl_tensor<decltype(t.dl_tensor)>;
+  { t.manager_ctx } -> std::convertible_to<void*>;
+  t.deleter = static_cast<void (*)(T*)>(nullptr);
 };
 
 /// Strides may be null (row-major). Errors: shape_error T08 for a dtype or a device that pleat has none for.
@@ -57,5 +67,116 @@ struct tensor_traits<T> {
     fail<shape_error>("pleat[T08]: DLPack device type ", type, " is neither host (1, 3) nor CUDA (2, 13)");
   }
 };
+
+/// In, with ownership: holds a tensor that another framework has given away and calls its deleter at the end. A tensor
+/// itself. Whoever enqueues work on it keeps it until that work is done; see cuda/dlpack.hpp for streams.
+template <dl_managed_tensor Managed>
+class DlOwned {
+ public:
+  /// Takes `given`; one that cannot be read is given back to its deleter. Errors: shape_error T08 when it is null, or
+  /// of a DLPack whose layout is another.
+  explicit DlOwned(Managed* given) : managed_(given) {
+    if (given == nullptr) fail<shape_error>("pleat[T08]: no DLPack tensor was given: the pointer is null");
+    if constexpr (requires { given->version.major; }) {
+      if (given->version.major != 1) {
+        fail<shape_error>("pleat[T08]: DLPack tensor of version ", static_cast<int>(given->version.major), ".",
+                          static_cast<int>(given->version.minor), "; valid: 1");
+      }
+    }
+  }
+  const auto& dl_tensor() const { return managed_->dl_tensor; }
+  /// Whether its owner forbids to write it, where the struct says so.
+  bool is_read_only() const {
+    if constexpr (requires { managed_->flags; }) return (managed_->flags & 1U) != 0;
+    return false;
+  }
+
+ private:
+  struct Delete {
+    void operator()(Managed* managed) const {
+      if (managed->deleter != nullptr) managed->deleter(managed);
+    }
+  };
+  std::unique_ptr<Managed, Delete> managed_;
+};
+template <class Managed>
+struct tensor_traits<DlOwned<Managed>> {
+  using view = std::remove_cvref_t<decltype(std::declval<Managed&>().dl_tensor)>;
+  static void* data(const DlOwned<Managed>& t) { return tensor_traits<view>::data(t.dl_tensor()); }
+  static int rank(const DlOwned<Managed>& t) { return tensor_traits<view>::rank(t.dl_tensor()); }
+  static std::int64_t extent(const DlOwned<Managed>& t, int axis) {
+    return tensor_traits<view>::extent(t.dl_tensor(), axis);
+  }
+  static std::int64_t stride(const DlOwned<Managed>& t, int axis) {
+    return tensor_traits<view>::stride(t.dl_tensor(), axis);
+  }
+  static DType dtype(const DlOwned<Managed>& t) { return tensor_traits<view>::dtype(t.dl_tensor()); }
+  static Device device(const DlOwned<Managed>& t) { return tensor_traits<view>::device(t.dl_tensor()); }
+};
+
+namespace detail {
+struct DlCode {
+  int code;
+  int bits;
+};
+constexpr DlCode dl_code(DType dtype) {
+  const auto bits = static_cast<int>(8 * size_bytes(dtype));
+  switch (dtype) {
+    case DType::f64:
+    case DType::f32:
+    case DType::f16:
+      return {2, bits};
+    case DType::bf16:
+      return {4, bits};
+    case DType::i64:
+    case DType::i32:
+      return {0, bits};
+    case DType::u8:
+      return {1, bits};
+  }
+  return {-1, 0};
+}
+
+/// A tensor on its way, with what keeps its memory.
+template <class Managed, class Owner>
+struct DlLent {
+  Managed managed{};
+  std::int64_t extents[TensorRef::max_rank] = {};
+  std::int64_t strides[TensorRef::max_rank] = {};
+  Owner owner;
+};
+}  // namespace detail
+
+/// Out: `tensor` as a new `Managed` for another framework, without a copy. `owner` is whatever keeps the memory alive
+/// (a HostBuffer or CudaBuffer moved in, a shared_ptr); it is destroyed when the consumer calls the deleter, on any
+/// thread. The consumer may read and write what it was lent, on a stream that is ordered after what has written it: see
+/// cuda/dlpack.hpp.
+template <dl_managed_tensor Managed, class T, class Owner>
+[[nodiscard]] Managed* to_dlpack(const T& tensor, Owner owner) {
+  using Lent = detail::DlLent<Managed, Owner>;
+  const TensorRef from = as_tensor(tensor);
+  auto* const lent = new Lent{.owner = std::move(owner)};
+  auto& to = lent->managed.dl_tensor;
+  const auto set = [](auto& field, auto value) { field = static_cast<std::remove_cvref_t<decltype(field)>>(value); };
+  const detail::DlCode code = detail::dl_code(from.dtype());
+  to.data = from.data();
+  set(to.device.device_type, from.device().kind == DeviceKind::host ? 1 : 2);
+  set(to.device.device_id, from.device().index);
+  set(to.ndim, from.rank());
+  set(to.dtype.code, code.code);
+  set(to.dtype.bits, code.bits);
+  set(to.dtype.lanes, 1);
+  for (int axis = 0; axis < from.rank(); ++axis) {
+    lent->extents[axis] = from.extent(axis);
+    lent->strides[axis] = from.stride(axis);
+  }
+  to.shape = lent->extents;
+  to.strides = lent->strides;
+  to.byte_offset = 0;
+  if constexpr (requires { lent->managed.version.major; }) lent->managed.version = {1, 0};
+  lent->managed.manager_ctx = lent;
+  lent->managed.deleter = [](Managed* managed) { delete static_cast<Lent*>(managed->manager_ctx); };
+  return &lent->managed;
+}
 
 }  // namespace pleat::inline v0

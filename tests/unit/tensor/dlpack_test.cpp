@@ -1,8 +1,11 @@
-// DLPack: a struct laid out like dlpack.h's DLTensor is a tensor, with null strides, offsets, dtypes and devices.
+// DLPack: a DLTensor is a tensor, with null strides, offsets, dtypes and devices; owners come in and go out once.
 #include <pleat/tensor/dlpack.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "support/dlpack.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,27 +13,9 @@ namespace {
 
 using namespace pleat;
 
-// source: github.com/dmlc/dlpack, include/dlpack/dlpack.h
-enum DLDeviceType : std::int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCM = 10, kDLCUDAManaged = 13 };
-enum DLDataTypeCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };
-struct DLDevice {
-  DLDeviceType device_type;
-  std::int32_t device_id;
-};
-struct DLDataType {
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
-};
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  std::int32_t ndim;
-  DLDataType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;
-  std::uint64_t byte_offset;
-};
 static_assert(dl_tensor<DLTensor> && tensor<DLTensor>);
+static_assert(dl_managed_tensor<DLManagedTensor> && dl_managed_tensor<DLManagedTensorVersioned>);
+static_assert(tensor<DlOwned<DLManagedTensor>> && !dl_managed_tensor<DLTensor>);
 
 struct Case {
   float data[64] = {};
@@ -111,6 +96,98 @@ TEST_CASE("T08: a dtype or a device that pleat has none for") {
   given.tensor.device = {kDLROCM, 0};
   CHECK_THROWS_WITH_AS(as_tensor(given.tensor),
                        "pleat[T08]: DLPack device type 10 is neither host (1, 3) nor CUDA (2, 13)", shape_error);
+}
+
+int deleted = 0;
+template <class Managed>
+Managed managed_of(const Case& given) {
+  Managed managed{};
+  managed.dl_tensor = given.tensor;
+  managed.deleter = [](Managed*) { ++deleted; };
+  return managed;
+}
+
+TEST_CASE("a tensor that is given away goes back to its deleter once") {
+  const Case given;
+  auto managed = managed_of<DLManagedTensor>(given);
+  deleted = 0;
+  {
+    DlOwned first(&managed);
+    DlOwned second = std::move(first);
+    const TensorRef ref = as_tensor(second);
+    CHECK(ref.data() == given.data);
+    CHECK(ref.stride(0) == 12);
+    CHECK(ref.dtype() == DType::f32);
+    CHECK(ref.device() == Device{});
+    CHECK_FALSE(second.is_read_only());
+    CHECK(deleted == 0);
+  }
+  CHECK(deleted == 1);
+  managed.deleter = nullptr;  // its owner wants no word
+  { const DlOwned without(&managed); }
+  CHECK(deleted == 1);
+}
+
+TEST_CASE("[T08]: versions and flags of a versioned tensor") {
+  const Case given;
+  auto managed = managed_of<DLManagedTensorVersioned>(given);
+  managed.version = {1, 3};
+  managed.flags = 1;
+  deleted = 0;
+  CHECK(DlOwned(&managed).is_read_only());
+  managed.flags = 2;
+  CHECK_FALSE(DlOwned(&managed).is_read_only());
+  CHECK(deleted == 2);
+  managed.version = {2, 0};
+  const auto take = [](auto* any) { const DlOwned owned(any); };
+  CHECK_THROWS_WITH_AS(take(&managed), "pleat[T08]: DLPack tensor of version 2.0; valid: 1", shape_error);
+  CHECK(deleted == 3);  // what cannot be read goes back all the same
+  CHECK_THROWS_WITH_AS(take(static_cast<DLManagedTensor*>(nullptr)),
+                       "pleat[T08]: no DLPack tensor was given: the pointer is null", shape_error);
+}
+
+TEST_CASE_TEMPLATE("a tensor that is lent holds its owner until the deleter is called", Managed, DLManagedTensor,
+                   DLManagedTensorVersioned) {
+  auto memory = std::make_shared<std::vector<bfloat16>>(64);
+  const std::weak_ptr<std::vector<bfloat16>> watched = memory;
+  TensorRef tensor(memory->data(), DType::bf16, {});
+  tensor.push_extent(3, 20);
+  tensor.push_extent(5, 2);
+  auto* const lent = to_dlpack<Managed>(tensor, std::move(memory));
+  const DLTensor& out = lent->dl_tensor;
+  CHECK(out.data == tensor.data());
+  CHECK(out.byte_offset == 0);
+  CHECK(out.ndim == 2);
+  CHECK(out.shape[0] == 3);
+  CHECK(out.strides[1] == 2);
+  CHECK(out.dtype.code == kDLBfloat);
+  CHECK(out.dtype.bits == 16);
+  CHECK(out.dtype.lanes == 1);
+  CHECK(out.device.device_type == kDLCPU);
+  if constexpr (requires { lent->version; }) {
+    CHECK(lent->version.major == 1);
+    CHECK(lent->flags == 0);
+  }
+  CHECK_FALSE(watched.expired());
+  lent->deleter(lent);
+  CHECK(watched.expired());
+}
+
+TEST_CASE("what goes out comes in as it was, for every dtype and device") {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {
+    for (const Device device : {Device{}, Device{DeviceKind::cuda, 3}}) {
+      alignas(8) std::byte memory[8 * 6];
+      const TensorRef out(memory, dtype, {2, 3}, device);
+      const DlOwned back(to_dlpack<DLManagedTensor>(out, 0));
+      const TensorRef in = as_tensor(back);
+      CHECK(in.data() == memory);
+      CHECK(in.dtype() == dtype);
+      CHECK(in.device() == device);
+      CHECK(in.rank() == 2);
+      CHECK(in.extent(1) == 3);
+      CHECK(in.is_contiguous());
+    }
+  }
 }
 
 }  // namespace
