@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's context_parallel (all-to-all rotation, cuDNN) on the rows of ring_attention_bench, two GPUs: causal, bf16,
+"""PyTorch's context_parallel (all-to-all rotation, cuDNN) on the rows of ring_attention_bench, a rank per GPU: causal, bf16,
 TFLOP/s per GPU counting the pairs that are seen, the slower rank's median.
 
-Run: context_parallel.py [<samples>]
+Run: context_parallel.py [--ranks <number, 2>] [--samples <number>]
 """
+import argparse
 import os
 import sys
 
@@ -15,8 +16,6 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-
-RANKS = 2
 
 
 def median_ms(run, samples):
@@ -46,15 +45,15 @@ def measure(mesh, tokens, heads, dim, samples):
         out = attend()
         gradient = torch.randn_like(out)
         backward = median_ms(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), samples)
-    flops = tokens * tokens / 2 * heads * 2 * dim * 2 / RANKS
+    flops = tokens * tokens / 2 * heads * 2 * dim * 2 / mesh.size()
     return flops / forward / 1e9, 2.5 * flops / backward / 1e9
 
 
-def work(rank, samples):
+def work(rank, ranks, samples):
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank))
+    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     set_rotate_method("alltoall")
-    mesh = init_device_mesh("cuda", (RANKS,))
+    mesh = init_device_mesh("cuda", (ranks,))
     for tokens in (16384, 32768, 65536):
         forward, backward = measure(mesh, tokens, 32, 128, samples)
         if rank == 0:
@@ -66,4 +65,11 @@ if __name__ == "__main__":
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    mp.spawn(work, args=(int(sys.argv[1]) if len(sys.argv) > 1 else 5,), nprocs=RANKS)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=5)
+    options = parser.parse_args()
+    if torch.cuda.device_count() < options.ranks:
+        print(f"skipped: {torch.cuda.device_count()} GPUs, {options.ranks} are needed")
+        sys.exit(77)
+    mp.spawn(work, args=(options.ranks, options.samples), nprocs=options.ranks)

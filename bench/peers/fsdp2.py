@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's FSDP2 on the shapes of fsdp_bench, two GPUs: with its defaults, and tuned (explicit prefetch of the next
+"""PyTorch's FSDP2 on the shapes of fsdp_bench, a rank per GPU: with its defaults, and tuned (explicit prefetch of the next
 unit in both directions, bf16 sums). A step is a forward and a backward pass; the computation alone is the same modules
 without sharding. The host's part is the time until the step is enqueued.
 
-Run: fsdp2.py [<samples>]
+Run: fsdp2.py [--ranks <number, 2>] [--samples <number>]
 """
+import argparse
 import os
 import sys
 import time
@@ -121,8 +122,11 @@ def work(rank, world, samples):
 
 
 if __name__ == "__main__":
-    gpus = torch.cuda.device_count()
-    if gpus < 2:
-        print(f"skipped: {gpus} GPUs, 2 are needed")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=7)
+    options = parser.parse_args()
+    if torch.cuda.device_count() < options.ranks:
+        print(f"skipped: {torch.cuda.device_count()} GPUs, {options.ranks} are needed")
         sys.exit(77)
-    mp.spawn(work, args=(2, int(sys.argv[1]) if len(sys.argv) > 1 else 7), nprocs=2)
+    mp.spawn(work, args=(options.ranks, options.samples), nprocs=options.ranks)

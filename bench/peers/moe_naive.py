@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Dispatch and combine in plain PyTorch on the shapes of moe_bench, two GPUs: rows are sorted by expert, one per (token,
+"""Dispatch and combine in plain PyTorch on the shapes of moe_bench, a rank per GPU: rows are sorted by expert, one per (token,
 expert), sent by all_to_all_single, and sorted again by the receiver; results take the way back.
 
-Run: moe_naive.py
+Run: moe_naive.py [--ranks <number, 2>]
 """
+import argparse
 import os
 import statistics
+import sys
 
 import torch
 import torch.distributed as dist
@@ -75,7 +77,10 @@ def main(rank, world):
 
 
 if __name__ == "__main__":
-    if torch.cuda.device_count() < 2:
-        print("skipped: two GPUs are needed")
-    else:
-        mp.spawn(main, args=(2,), nprocs=2)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    ranks = parser.parse_args().ranks
+    if torch.cuda.device_count() < ranks:
+        print(f"skipped: {torch.cuda.device_count()} GPUs, {ranks} are needed")
+        sys.exit(77)
+    mp.spawn(main, args=(ranks,), nprocs=ranks)
