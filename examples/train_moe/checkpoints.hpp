@@ -18,7 +18,11 @@ class Checkpoints {
  public:
   /// `run`: see checkpoint::Saver. `trainer` must outlive it.
   Checkpoints(Trainer<Backend, T>& trainer, const Options& options, std::string run)
-      : trainer_(&trainer), options_(options), model_(model_of(trainer, options)), run_(std::move(run)) {}
+      : trainer_(&trainer), options_(options), model_(model_of(trainer, options)) {
+    if (options.save.empty()) return;
+    saver_.emplace(model_, mesh(), rank(), options.save, std::move(run));
+    snapshot_ = typename Backend::PinnedBuffer(saver_->footprint().pinned_host);
+  }
   ~Checkpoints() {
     if (write_.valid()) write_.wait();
   }
@@ -35,17 +39,24 @@ class Checkpoints {
     trainer_->resume({value("step"), value("position"), value("applied"), value("skipped")});
   }
 
-  /// Saves the state between two steps: copies it, and writes beside the steps that follow. Errors: of the save before.
+  /// Saves the state between two steps: its copies run beside the next one. What a save keeps that step from is the
+  /// part of them that it does not hide, and the save before where that is not written yet. Errors: of that save.
   void save() {
     finish();
-    if (!saver_) {
-      saver_.emplace(model_, mesh(), rank(), options_.save, run_);
-      snapshot_ = typename Backend::PinnedBuffer(saver_->footprint().pinned_host);
-    }
-    saved_step_ = trainer_->progress().step;
-    saver_->snapshot(memory(), snapshot_.block(), Executor{}, trainer_->stream());
-    trainer_->groups().world.wait(trainer_->stream());
-    write_ = std::async(std::launch::async, [this, progress = trainer_->progress()] {
+    saving_ = trainer_->progress();
+    saver_->snapshot(memory(), snapshot_.block(), Executor{}, trainer_->snapshots());
+    Executor{}.record(copied_, trainer_->snapshots());
+    is_copying_ = true;
+  }
+  /// Before the stream of the trainer changes masters and states: what is being saved has been copied.
+  void before_update() {
+    if (is_copying_) Executor{}.wait(trainer_->stream(), copied_);
+  }
+  /// After an update that was waited for: writes what was copied, beside the steps that follow.
+  void after_update() {
+    if (!is_copying_) return;
+    is_copying_ = false;
+    write_ = std::async(std::launch::async, [this, progress = saving_] {
       saver_->write(progress.step, snapshot_.block());
       if (rank() != 0) return;
       // nvcc takes a list of pairs only with a name.
@@ -55,9 +66,11 @@ class Checkpoints {
     });
   }
   /// Of the last save; -1 before the first.
-  std::int64_t saved_step() const { return saved_step_; }
+  std::int64_t saved_step() const { return saving_.step; }
   /// Waits until the last save is written. Errors: its.
   void finish() {
+    if (is_copying_) trainer_->groups().world.wait(trainer_->snapshots());
+    after_update();
     if (write_.valid()) write_.get();
   }
 
@@ -93,10 +106,11 @@ class Checkpoints {
   Trainer<Backend, T>* trainer_;
   Options options_;
   pleat::checkpoint::Model model_;
-  std::string run_;
   std::optional<pleat::checkpoint::Saver> saver_;
   typename Backend::PinnedBuffer snapshot_;
-  std::int64_t saved_step_ = -1;
+  Progress saving_{.step = -1};
+  bool is_copying_ = false;
+  typename Executor::event_type copied_ = Executor{}.make_event();
   std::future<void> write_;
 };
 

@@ -96,9 +96,12 @@ void train(const Groups<typename Backend::Comm>& groups, Run& run) {
       write_parameters(trainer, run.parameters);
       write_gradients(trainer, run.gradients);
     }
+    checkpoints.before_update();
     trainer.update();
     groups.world.barrier(trainer.stream());
     groups.world.wait(trainer.stream());
+    checkpoints.after_update();
+    if (o.every > 0 && (step + 1) % o.every == 0) checkpoints.save();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     if (rank == 0) show_step(run, step + 1, report, seconds.count(), trainer.peak_bytes());
     if (reference) reference->compare_step(static_cast<int>(step), run.parameters, run.gradients, report);
@@ -106,7 +109,6 @@ void train(const Groups<typename Backend::Comm>& groups, Run& run) {
       groups.world.barrier(trainer.stream());
       groups.world.wait(trainer.stream());
     }
-    if (o.every > 0 && (step + 1) % o.every == 0) checkpoints.save();
   }
   if (!o.save.empty() && checkpoints.saved_step() != trainer.progress().step) checkpoints.save();
   checkpoints.finish();

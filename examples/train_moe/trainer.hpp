@@ -13,6 +13,7 @@
 #include "groups.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
+#include "rehearsal.hpp"
 #include "stage_model.hpp"
 
 namespace train_moe {
@@ -94,6 +95,9 @@ class Trainer {
   const Groups<Comm>& groups() const { return groups_; }
   const pleat::pipeline::Schedule& schedule() const { return pipeline_->plan().schedule; }
   typename Backend::Stream stream() const { return backend_.compute(0); }
+  typename Backend::Stream snapshots() const { return backend_.snapshots(); }
+  /// The kernels of each lane.
+  const std::deque<Kernels>& kernels() const { return kernels_; }
   /// Device memory of this rank, all of it taken before the first step; of the rank that has most.
   std::int64_t peak_bytes() const { return peak_bytes_; }
 
@@ -117,11 +121,12 @@ class Trainer {
     const auto pipeline = pleat::pipeline::plan(schedule, {options_.model.hidden, pleat::dtype_of<T>, rows});
 
     const auto memory_for = [this](const pleat::Footprint& need) { return this->memory_for(need); };
-    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + stages.symmetric_bytes()));
     for (int lane = 0; lane < stages.lanes; ++lane) {
       const std::size_t bytes = Kernels::workspace_bytes(stages.ops_shape());
       kernels_.emplace_back(stages.ops_shape(), block(bytes), stream());
     }
+    if constexpr (Backend::loads_late) rehearse(units, stages.attention.tokens);
+    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + stages.symmetric_bytes()));
     parameters_.emplace(shards, units, options_, groups_, backend_, kernels_.front(), memory_for(shards.footprint()));
     stages_.emplace(stages, groups_, options_, backend_, kernels_, *parameters_, units, watch, memory_for);
     norm_.emplace(pleat::optim::bind(norm, Executor{}, groups_.world, memory_for(norm.footprint()),
@@ -133,6 +138,13 @@ class Trainer {
     arena_->seal(groups_.stage);
     allocate_batches();
     share_peak();
+  }
+
+  /// Before the memory of the run is taken, and before any rank waits for another.
+  void rehearse(const RankUnits& units, std::int64_t tokens) {
+    const Rehearsal<Backend, T> rehearsal(options_.model, units, tokens, stream());
+    for (Kernels& kernels : kernels_) rehearsal.run(kernels);
+    groups_.world.wait(stream());
   }
 
   pleat::Block block(std::size_t bytes) {

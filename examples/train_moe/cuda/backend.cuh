@@ -21,6 +21,7 @@ struct CudaStreams {
   using Stream = cudaStream_t;
 
   static constexpr std::int64_t row_alignment = 128;
+  static constexpr bool loads_late = true;
 
   Stream compute(int lane) const { return compute_[static_cast<std::size_t>(lane)]; }
   Stream comm(int lane) const { return comm_[static_cast<std::size_t>(lane)]; }
@@ -28,10 +29,12 @@ struct CudaStreams {
   Stream reduce() const { return reduce_; }
   /// Of activations between stages.
   Stream transfers() const { return transfers_; }
+  /// Of copies that a checkpoint is written from.
+  Stream snapshots() const { return snapshots_; }
 
  private:
   std::array<pleat::CudaStream, 2> compute_, comm_;
-  pleat::CudaStream gather_, transfers_, reduce_ = pleat::CudaStream(pleat::first_priority());
+  pleat::CudaStream gather_, transfers_, snapshots_, reduce_ = pleat::CudaStream(pleat::first_priority());
 };
 
 /// Ranks are threads; rank r runs on GPU r modulo their number.

@@ -23,12 +23,15 @@ struct HostBackend {
 
   /// Of expert-major rows.
   static constexpr std::int64_t row_alignment = 1;
+  /// Whether kernels are loaded when they are first launched.
+  static constexpr bool loads_late = false;
 
   Stream compute(int /*lane*/) const { return {}; }
   Stream comm(int /*lane*/) const { return {}; }
   Stream gather() const { return {}; }
   Stream reduce() const { return {}; }
   Stream transfers() const { return {}; }  // between stages
+  Stream snapshots() const { return {}; }  // of what is saved
 
   /// Runs f(Comm& world) on so many ranks. Errors: those of pleat::run_ranks.
   template <class F>

@@ -88,7 +88,9 @@ void resumable_run(const Options& o, const std::string& name, RunResult& result)
     while (trainer.progress().step < o.steps) {
       const StepReport report = trainer.compute_gradients();
       if (world.rank() == 0) result.reports.push_back(report);
+      checkpoints.before_update();
       trainer.update();
+      checkpoints.after_update();
       if (!o.save.empty() && trainer.progress().step % o.every == 0) checkpoints.save();
     }
     checkpoints.finish();
