@@ -31,9 +31,15 @@ __device__ __forceinline__ std::uint64_t next_count(std::uint64_t* counts, const
 /// Waits for signal `wanted` of the peer in `word`; false once any wait of the operation has timed out.
 __device__ inline bool await_count(const DeviceSignals& signals, const std::uint64_t* word, std::uint64_t wanted,
                                    int peer, int slot) {
-  if (ends_wait(load_acquire(word), wanted)) return true;
+  const auto has_come = [word, wanted] {  // looks several times, since the clock and the status take as long each
+    for (int look = 0; look < 16; ++look) {
+      if (ends_wait(load_acquire(word), wanted)) return true;
+    }
+    return false;
+  };
+  if (has_come()) return true;
   const std::uint64_t start = global_time_ns();
-  while (!ends_wait(load_acquire(word), wanted)) {
+  while (!has_come()) {
     if (*static_cast<volatile std::uint64_t*>(signals.status) != 0) return false;
     if (global_time_ns() - start > signals.timeout_ns) {
       atomicCAS(reinterpret_cast<unsigned long long*>(signals.status), 0ULL,
@@ -92,9 +98,10 @@ __device__ inline void device_signal(const DeviceSignals& signals, int peer, int
                            static_cast<std::size_t>(peer)];
   };
   for (int peer = first; peer < signals.ranks; peer += step) {
+    const std::uint64_t mine = count(slot, peer) + 1;
+    if (slot == 0 && peer != signals.rank) detail::store_relaxed(signals.links[peer].outgoing, mine);
     // Also for the CTAs that only larger grids have.
-    for (int of = slot; of < signals.slots; of += static_cast<int>(gridDim.x)) ++count(of, peer);
-    if (slot == 0 && peer != signals.rank) detail::store_relaxed(signals.links[peer].outgoing, count(slot, peer));
+    for (int of = slot; of < signals.slots; of += static_cast<int>(gridDim.x)) count(of, peer) = mine;
   }
   bool has_met = true;
   for (int peer = first; peer < signals.ranks; peer += step) {
