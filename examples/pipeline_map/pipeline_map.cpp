@@ -12,7 +12,7 @@
 namespace {
 
 constexpr const char* usage =
-    R"(pipeline_map SCHEDULE RANKS MICRO_BATCHES [options]     SCHEDULE: 1f1b, zb-v or dualpipev
+    R"(pipeline_map SCHEDULE RANKS MICRO_BATCHES [options]     SCHEDULE: 1f1b, 1f1b-pairs, zb-v or dualpipev
 
   --costs F,B,W,FB   times of forward, input gradient, weight gradient and overlapped pair (1,1,1,3)
   --times FILE       a measured run: "start finish" of each op, rank after rank, in place of the costs

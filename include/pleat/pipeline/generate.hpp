@@ -106,6 +106,18 @@ constexpr int least_micro_batches(Kind kind, int ranks) {
   return kind == Kind::dualpipe_v ? 2 * ranks : 1;
 }
 
+namespace detail {
+constexpr std::vector<Order> orders_of(Kind kind, int ranks, int micro_batches) {
+  if (kind == Kind::zb_v) return zb_v(ranks, micro_batches);
+  const auto of_rank = kind == Kind::dualpipe_v          ? dualpipe_v
+                       : kind == Kind::one_f_one_b_pairs ? one_f_one_b_pairs
+                                                         : one_f_one_b;
+  std::vector<Order> orders;
+  for (int r = 0; r < ranks; ++r) orders.push_back(of_rank(r, ranks, micro_batches));
+  return orders;
+}
+}  // namespace detail
+
 /// The schedule of `kind` for a step of `micro_batches` on `ranks` ranks of a pipeline; pure, and the same on every
 /// rank. Errors: shape_error P01 (too few micro-batches), P02 (no ranks).
 constexpr Schedule make_schedule(Kind kind, int ranks, int micro_batches) {
@@ -115,18 +127,8 @@ constexpr Schedule make_schedule(Kind kind, int ranks, int micro_batches) {
     fail<shape_error>("pleat[P01]: ", name_of(kind), " on ", ranks, " ranks needs at least ", least,
                       " micro-batches, and got ", micro_batches);
   }
-  if (kind == Kind::zb_v) {
-    return with_transfers({ranks, 2}, micro_batches, detail::zb_v(ranks, micro_batches), name_of(kind));
-  }
-  std::vector<Order> orders;
-  for (int r = 0; r < ranks; ++r) {
-    if (kind == Kind::one_f_one_b) {
-      orders.push_back(detail::one_f_one_b(r, ranks, micro_batches));
-    } else {
-      orders.push_back(detail::dualpipe_v(r, ranks, micro_batches));
-    }
-  }
-  return with_transfers({ranks, kind == Kind::one_f_one_b ? 1 : 2}, micro_batches, std::move(orders), name_of(kind));
+  return with_transfers({ranks, chunks_per_rank(kind)}, micro_batches, detail::orders_of(kind, ranks, micro_batches),
+                        name_of(kind));
 }
 
 }  // namespace pleat::inline v0::pipeline

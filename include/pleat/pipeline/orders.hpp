@@ -54,6 +54,18 @@ constexpr Order one_f_one_b(int rank, int ranks, int micro_batches) {
   return write.finish();
 }
 
+/// One forward beside one backward: each rank is as far ahead as a micro-batch takes to the last rank and back, one
+/// pair per rank on either way, so that all of its steady state is pairs, on one rank too. source: DeepSeek-V3, arXiv
+/// 2412.19437, where they hide the experts' communication.
+constexpr Order one_f_one_b_pairs(int rank, int ranks, int micro_batches) {
+  OrderWriter write;
+  const int ahead = std::min(micro_batches, 2 * (ranks - rank) - 1);
+  for (int i = 0; i < ahead; ++i) write.forward(0);
+  for (int i = ahead; i < micro_batches; ++i) write.overlapped(0, 0);
+  for (int i = 0; i < ahead; ++i) write.backward(0);
+  return write.finish();
+}
+
 /// DualPipe cut in half: a V of two chunks per rank, whose steady state pairs the forward of one micro-batch with the
 /// backward of another. source: github.com/deepseek-ai/DualPipe, DualPipeV.
 constexpr Order dualpipe_v(int rank, int ranks, int micro_batches) {

@@ -8,17 +8,32 @@
 
 namespace pleat::inline v0::pipeline {
 
-enum class Kind : unsigned char { one_f_one_b, zb_v, dualpipe_v };
+enum class Kind : unsigned char { one_f_one_b, one_f_one_b_pairs, zb_v, dualpipe_v };
+inline constexpr Kind all_kinds[] = {Kind::one_f_one_b, Kind::one_f_one_b_pairs, Kind::zb_v, Kind::dualpipe_v};
 
 constexpr const char* name_of(Kind kind) {
-  return kind == Kind::one_f_one_b ? "1f1b" : kind == Kind::zb_v ? "zb-v" : "dualpipev";
+  switch (kind) {
+    case Kind::one_f_one_b:
+      return "1f1b";
+    case Kind::one_f_one_b_pairs:
+      return "1f1b-pairs";
+    case Kind::zb_v:
+      return "zb-v";
+    case Kind::dualpipe_v:
+      return "dualpipev";
+  }
+  return "";
+}
+/// The stages that a rank holds.
+constexpr int chunks_per_rank(Kind kind) {
+  return kind == Kind::zb_v || kind == Kind::dualpipe_v ? 2 : 1;
 }
 /// The schedule that `name_of` calls so. Errors: shape_error P09.
 constexpr Kind parse_kind(std::string_view name) {
-  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+  for (const Kind kind : all_kinds) {
     if (name == name_of(kind)) return kind;
   }
-  fail<shape_error>("pleat[P09]: no schedule is called \"", name, "\"; valid: 1f1b zb-v dualpipev");
+  fail<shape_error>("pleat[P09]: no schedule is called \"", name, "\"; valid: 1f1b 1f1b-pairs zb-v dualpipev");
 }
 
 /// One micro-batch on one chunk: the layers of one stage, of which a rank holds `chunks_per_rank`.

@@ -77,12 +77,32 @@ TEST_CASE("all schedules reach the expected time, bubble and memory") {
   }
 }
 
+TEST_CASE("1F1B in pairs: a steady state of pairs on every rank, without waiting") {
+  const Schedule alone = make_schedule(Kind::one_f_one_b_pairs, 1, 3);
+  CHECK(draw_text(alone, simulate(alone)).find("0 |F0 F1&B0    F2&B1    B2    |") != std::string::npos);
+  for (const int ranks : {1, 2, 4, 8}) {
+    const int micro_batches = 4 * ranks;
+    const Schedule schedule = make_schedule(Kind::one_f_one_b_pairs, ranks, micro_batches);
+    for (const auto model : {TransferModel::instant, TransferModel::streamed, TransferModel::blocking}) {
+      const Timeline run = simulate(schedule, Costs{.overlapped = 2}, model);
+      for (int r = 0; r < ranks; ++r) {
+        const auto& ops = schedule.programs[static_cast<std::size_t>(r)].ops;
+        const auto pairs =
+            std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::overlapped; });
+        CHECK(pairs == micro_batches - (2 * (ranks - r) - 1));
+        CHECK(run.ranks[static_cast<std::size_t>(r)].peak_live == 2 * (ranks - r) - 1 + (pairs > 0 ? 1 : 0));
+      }
+      CHECK(run.max_bubble() == 3 * (ranks - 1));
+    }
+  }
+}
+
 TEST_CASE("schedules of all sizes end, whatever operations take") {
   std::mt19937 random(std::random_device{}());
   std::uniform_real_distribution<double> any(0.01, 5);
   for (const int ranks : {1, 2, 3, 5, 8}) {
     for (const int extra : {0, 1, 5}) {
-      for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+      for (const Kind kind : all_kinds) {
         const Schedule schedule = make_schedule(kind, ranks, least_micro_batches(kind, ranks) + extra);
         const auto cost = [&](int, const Op&) { return any(random); };
         CHECK(simulate(schedule, cost, TransferModel::blocking).makespan > 0);
@@ -106,7 +126,8 @@ TEST_CASE("what cannot be is refused") {
                     "pleat[P01]: dualpipev on 4 ranks needs at least 8 micro-batches, and got 7");
   CHECK_THROWS_WITH(make_schedule(Kind::zb_v, 2, 0), Contains("pleat[P01]"));
   CHECK_THROWS_WITH(make_schedule(Kind::zb_v, 0, 8), Contains("pleat[P02]"));
-  CHECK_THROWS_WITH(parse_kind("gpipe"), Contains("pleat[P09]: no schedule is called \"gpipe\"; valid: 1f1b zb-v"));
+  CHECK_THROWS_WITH(parse_kind("gpipe"),
+                    Contains("pleat[P09]: no schedule is called \"gpipe\"; valid: 1f1b 1f1b-pairs zb-v"));
   CHECK(parse_kind("zb-v") == Kind::zb_v);
 
   const Schedule good = make_schedule(Kind::one_f_one_b, 2, 3);
