@@ -23,6 +23,7 @@ class DisciplineLog {
   void signalled(const Flag& flag, const Clock& clock) {
     const std::lock_guard lock(mutex_);
     carried_[flag].push(clock);
+    ++signals_;
   }
   Clock awaited(const Flag& flag) {
     const std::lock_guard lock(mutex_);
@@ -35,6 +36,8 @@ class DisciplineLog {
     const std::lock_guard lock(mutex_);
     ++breaches_["window " + std::to_string(flag[0]) + " channel " + std::to_string(flag[3])];
   }
+  /// What schedules that claim a number of meetings are held to.
+  int signals() const { return signals_; }
   /// The channels with breaches and how many; empty when there are none.
   std::string breaches() const {
     std::string text;
@@ -46,6 +49,7 @@ class DisciplineLog {
   std::mutex mutex_;
   std::map<Flag, std::queue<Clock>> carried_;
   std::map<std::string, int> breaches_;
+  int signals_ = 0;  // of all ranks
 };
 
 /// A HostArena whose windows keep the log. One per rank, all on one log; ranks are those of the world.

@@ -198,6 +198,7 @@ TEST_CASE("the credits may be captured in graphs") {
   };
   run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
   CHECK(log->breaches() == "");
+  CHECK(log->signals() == (2 + 20 + 19) * 3 * 2);  // both slots are free at bind; each result is full, then free
 }
 
 TEST_CASE("C29 and C30") {

@@ -115,6 +115,8 @@ TEST_CASE("the signals of sums may be captured in graphs") {
     };
     run_ranks(3, run, {.deadline = std::chrono::seconds(10)});
     CHECK(log->breaches() == "");
+    // Ranks meet once per sum, and once more where an input is asked for ahead.
+    CHECK(log->signals() == 20 * (1 + ahead) * 3 * 2);
   }
 }
 
