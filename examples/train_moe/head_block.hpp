@@ -20,11 +20,14 @@ class HeadBlock {
 
   /// Tokens whose scores exist at one time.
   static constexpr std::int64_t most_rows = 4096;
+  static constexpr std::int64_t rows_at_once(std::int64_t tokens) {
+    return std::max<std::int64_t>(1, std::min(tokens, most_rows));
+  }
 
   HeadBlock() = default;
   /// `tokens`: the most of a micro-batch. Borrows memory.
   HeadBlock(pleat::Carver& memory, const ModelShape& model, std::int64_t tokens)
-      : model_(model), rows_(std::max<std::int64_t>(1, std::min(tokens, most_rows))) {
+      : model_(model), rows_(rows_at_once(tokens)) {
     const auto all = static_cast<std::size_t>(tokens);
     normed_ = memory.take<T>(all * static_cast<std::size_t>(model.hidden));
     rms_ = memory.take<A>(all);

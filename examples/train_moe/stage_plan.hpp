@@ -60,9 +60,11 @@ struct StagePlan {
     return made;
   }
 
-  /// What the arena needs of a rank's stages, beside the parameters'.
-  std::size_t symmetric_bytes() const {
-    return attention.footprint().symmetric + static_cast<std::size_t>(lanes) * experts.footprint().symmetric;
+  /// What the stages need of the arena, beside the parameters.
+  pleat::Footprint symmetric() const {
+    pleat::Footprint need = attention.footprint();
+    for (int lane = 0; lane < lanes; ++lane) need = need + experts_of(lane).footprint();
+    return need;
   }
   int status_words() const { return lanes * experts.layer.dispatch.status_words(); }
 };

@@ -126,7 +126,8 @@ class Trainer {
       kernels_.emplace_back(stages.ops_shape(), block(bytes), stream());
     }
     if constexpr (Backend::loads_late) rehearse(units, stages.attention.tokens);
-    arena_.emplace(groups_.stage, symmetric_bytes(shards.footprint().symmetric + stages.symmetric_bytes()));
+    const pleat::Footprint symmetric = shards.footprint() + stages.symmetric();
+    arena_.emplace(groups_.stage, counted(symmetric.symmetric), symmetric.channels);
     parameters_.emplace(shards, units, options_, groups_, backend_, kernels_.front(), memory_for(shards.footprint()));
     stages_.emplace(stages, groups_, options_, backend_, kernels_, *parameters_, units, watch, memory_for);
     norm_.emplace(pleat::optim::bind(norm, Executor{}, groups_.world, memory_for(norm.footprint()),
@@ -148,10 +149,10 @@ class Trainer {
   }
 
   pleat::Block block(std::size_t bytes) {
-    bytes_ += static_cast<std::int64_t>(bytes);
-    return buffers_.emplace_back(bytes).block();
+    return buffers_.emplace_back(counted(bytes)).block();
   }
-  std::size_t symmetric_bytes(std::size_t bytes) {
+  /// `bytes`, which the device will have less.
+  std::size_t counted(std::size_t bytes) {
     bytes_ += static_cast<std::int64_t>(bytes);
     return bytes;
   }

@@ -10,7 +10,7 @@
 
 namespace train_moe {
 
-/// One lane's kernels. Nothing is allocated by calls, but for the algorithm that the first product of a shape chooses.
+/// One lane's kernels. Nothing is allocated by calls, but for the algorithm that the first product of a matrix chooses.
 /// All sums have a fixed order. Errors: cuda_error C20.
 template <>
 class ops<pleat::cuda_device> {
@@ -26,7 +26,10 @@ class ops<pleat::cuda_device> {
     return memory.used_bytes();
   }
   ops(const OpsShape& shape, pleat::Block workspace, Stream)
-      : work_(carved(workspace, shape)), products_(work_.product) {}
+      : work_(carved(workspace, shape)), products_(shape.tokens, work_.product) {}
+
+  /// How many algorithms products have chosen so far; each loads code when it is first used.
+  std::size_t chosen_algorithms() const { return products_.chosen(); }
 
   template <class T>
   void embed(const std::int32_t* ids, const T* table, T* out, std::int64_t rows, std::int64_t dim, Stream s) {

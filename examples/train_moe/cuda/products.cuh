@@ -1,6 +1,7 @@
 // Matrix products through cuBLASLt: one handle, one workspace, an algorithm per shape that is chosen once.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <map>
 
@@ -33,59 +34,88 @@ constexpr Product product_of(bool trans_a, bool trans_b, std::int64_t m, std::in
 }
 
 /// Sums in the accumulator; fp32 products are fp32 throughout. Algorithms split a sum only into parts that are added in
-/// a fixed order, so that results have the same bits from run to run. The first call of a shape chooses its algorithm;
-/// later ones allocate nothing. Matrices begin at
-/// multiples of 16 bytes. Errors: cuda_error C20.
+/// a fixed order, so that results have the same bits from run to run. An algorithm is chosen for the most rows that
+/// there may be and serves fewer as well, so that rows of any number allocate nothing and load no code once a product
+/// was called. Matrices begin at multiples of 16 bytes. Errors: cuda_error C20.
 class Products {
  public:
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
 
-  /// `workspace`: workspace_bytes of the current device, used by one stream at a time.
-  explicit Products(void* workspace) : handle_(pleat::detail::make_cublaslt()), workspace_(workspace) {}
+  /// `most_rows`: of a product; m, or k where `trans_a`. `workspace`: workspace_bytes of the current device, used by
+  /// one stream at a time.
+  Products(std::int64_t most_rows, void* workspace)
+      : most_rows_(most_rows), handle_(pleat::detail::make_cublaslt()), workspace_(workspace) {}
 
   /// `c` may be `out`, or anything where beta is 0.
   void run(const Product& product, const void* a, const void* b, double beta, const void* c, void* out,
            cudaStream_t s) {
-    const Call& call = call_of(product);
-    const bool is_double = product.in == pleat::DType::f64;
-    const float narrow[] = {1.0f, static_cast<float>(beta)};
-    const double wide[] = {1.0, beta};
-    const void* const alpha = is_double ? static_cast<const void*>(wide) : narrow;
-    const void* const scaled = is_double ? static_cast<const void*>(wide + 1) : narrow + 1;
-    // cuBLAS counts columns first: there it is out^T = op(b)^T op(a)^T.
-    pleat::detail::check_cublas(cublasLtMatmul(handle_.get(), call.product.get(), alpha, b, call.b.get(), a,
-                                               call.a.get(), scaled, beta == 0 ? out : c, call.out.get(), out,
-                                               call.out.get(), &call.algorithm, workspace_, workspace_bytes, s),
-                                "cublasLtMatmul");
+    Product planned = product;
+    rows_of(planned) = std::max(most_rows_, rows_of(planned));
+    const Arguments arguments{a, b, beta, c, out, s};
+    cublasStatus_t status = multiply(call_of(planned), product, arguments);
+    // Few rows may be too few for the algorithm of many.
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+      status = multiply(call_of(product), product, arguments);
+    }
+    pleat::detail::check_cublas(status, "cublasLtMatmul");
   }
+  /// How many algorithms were chosen so far.
+  std::size_t chosen() const { return calls_.size(); }
 
  private:
-  using Layout = pleat::detail::CublasLtOwned<cublasLtMatrixLayout_t>;
+  using Layout = cublasLtMatrixLayoutOpaque_t;
+  struct Layouts {
+    Layout a, b, out;
+  };
   struct Call {
     pleat::detail::CublasLtOwned<cublasLtMatmulDesc_t> product;
-    Layout a, b, out;
     cublasLtMatmulAlgo_t algorithm;
   };
+  struct Arguments {
+    const void *a, *b;
+    double beta;
+    const void* c;
+    void* out;
+    cudaStream_t stream;
+  };
 
+  static std::int64_t& rows_of(Product& product) { return product.trans_a ? product.k : product.m; }
   static cudaDataType type_of(pleat::DType dtype) {
     return dtype == pleat::DType::f64 ? CUDA_R_64F : dtype == pleat::DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
   }
   /// Row-major matrices [rows, columns].
   static Layout layout(const Product& p, pleat::DType dtype, std::int64_t rows, std::int64_t columns,
                        std::int64_t pitch, std::int64_t step) {
-    cublasLtMatrixLayout_t made = nullptr;
+    Layout made{};
     pleat::detail::check_cublas(
-        cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<std::uint64_t>(columns),
-                                   static_cast<std::uint64_t>(rows), pitch == 0 ? columns : pitch),
-        "cublasLtMatrixLayoutCreate");
-    Layout layout(made);
+        cublasLtMatrixLayoutInit(&made, type_of(dtype), static_cast<std::uint64_t>(columns),
+                                 static_cast<std::uint64_t>(rows), pitch == 0 ? columns : pitch),
+        "cublasLtMatrixLayoutInit");
     const auto set = [&](cublasLtMatrixLayoutAttribute_t which, const auto& value) {
-      pleat::detail::check_cublas(cublasLtMatrixLayoutSetAttribute(made, which, &value, sizeof(value)),
+      pleat::detail::check_cublas(cublasLtMatrixLayoutSetAttribute(&made, which, &value, sizeof(value)),
                                   "cublasLtMatrixLayoutSetAttribute");
     };
     set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, p.count);
     set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);
-    return layout;
+    return made;
+  }
+  static Layouts layouts_of(const Product& p) {
+    return {p.trans_a ? layout(p, p.in, p.k, p.m, p.a_pitch, p.a_step) : layout(p, p.in, p.m, p.k, p.a_pitch, p.a_step),
+            p.trans_b ? layout(p, p.in, p.n, p.k, p.b_pitch, p.b_step) : layout(p, p.in, p.k, p.n, p.b_pitch, p.b_step),
+            layout(p, p.out, p.m, p.n, p.out_pitch, p.out_step)};
+  }
+
+  cublasStatus_t multiply(const Call& call, const Product& product, const Arguments& x) const {
+    Layouts of = layouts_of(product);
+    const bool is_double = product.in == pleat::DType::f64;
+    const float narrow[] = {1.0f, static_cast<float>(x.beta)};
+    const double wide[] = {1.0, x.beta};
+    const void* const alpha = is_double ? static_cast<const void*>(wide) : narrow;
+    const void* const scaled = is_double ? static_cast<const void*>(wide + 1) : narrow + 1;
+    // cuBLAS counts columns first: there it is out^T = op(b)^T op(a)^T.
+    return cublasLtMatmul(handle_.get(), call.product.get(), alpha, x.b, &of.b, x.a, &of.a, scaled,
+                          x.beta == 0 ? x.out : x.c, &of.out, x.out, &of.out, &call.algorithm, workspace_,
+                          workspace_bytes, x.stream);
   }
 
   const Call& call_of(const Product& product) {
@@ -108,16 +138,11 @@ class Products {
     };
     transpose(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b);
     transpose(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a);
-    call.a =
-        p.trans_a ? layout(p, p.in, p.k, p.m, p.a_pitch, p.a_step) : layout(p, p.in, p.m, p.k, p.a_pitch, p.a_step);
-    call.b =
-        p.trans_b ? layout(p, p.in, p.n, p.k, p.b_pitch, p.b_step) : layout(p, p.in, p.k, p.n, p.b_pitch, p.b_step);
-    call.out = layout(p, p.out, p.m, p.n, p.out_pitch, p.out_step);
-    choose(call);
+    choose(call, layouts_of(p));
     return call;
   }
 
-  void choose(Call& call) const {
+  void choose(Call& call, Layouts of) const {
     cublasLtMatmulPreference_t made = nullptr;
     pleat::detail::check_cublas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
     const pleat::detail::CublasLtOwned<cublasLtMatmulPreference_t> preference(made);
@@ -136,15 +161,15 @@ class Products {
     }
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    pleat::detail::check_cublas(
-        cublasLtMatmulAlgoGetHeuristic(handle_.get(), call.product.get(), call.b.get(), call.a.get(), call.out.get(),
-                                       call.out.get(), made, 1, &result, &found),
-        "cublasLtMatmulAlgoGetHeuristic");
+    pleat::detail::check_cublas(cublasLtMatmulAlgoGetHeuristic(handle_.get(), call.product.get(), &of.b, &of.a, &of.out,
+                                                               &of.out, made, 1, &result, &found),
+                                "cublasLtMatmulAlgoGetHeuristic");
     pleat::detail::check_cublas(found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : result.state,
                                 "cublasLtMatmulAlgoGetHeuristic");
     call.algorithm = result.algo;
   }
 
+  std::int64_t most_rows_;
   pleat::detail::CublasLtOwned<cublasLtHandle_t> handle_;
   void* workspace_;
   std::map<Product, Call> calls_;
