@@ -2,6 +2,8 @@
 // model is overwritten.
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <random>
 
 #include "support/repeats.hpp"
@@ -219,31 +221,23 @@ TEST_CASE("saves that cannot be") {
   CHECK(checkpoint::names_in(saved.root).size() == 1);
 }
 
-TEST_CASE("fuzz: a load of mutated files is right or ends in an error that leaves the model as it was") {
-  const Saved saved;
-  std::vector<std::string> names = {"index.json"};
-  for (const auto& file : checkpoint::open(saved.folder).files) names.push_back(file.name);
-  const auto seed = std::random_device{}();
-  CAPTURE(seed);
-  std::mt19937_64 random(seed);
-  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  const RuntimeMesh one(MeshDegrees{1, 1, 1, 1, 1});
-  const Model model = sample_model(one);
-  const HostBuffer staging(checkpoint::min_staging_bytes);
-  int refused = 0;
-  const int rounds = testing_support::repeats(1500);
-  for (int round = 0; round < rounds; ++round) {
-    const std::string path = saved.folder + '/' + names[below(names.size())], before = read_file(path);
-    std::string text = before;
-    const bool is_index = path.ends_with("json");
-    // The header, or all of the index: what loads judge.
+namespace {
+
+/// Files with a few edits each, from a seed that failures show.
+class Mutations {
+ public:
+  explicit Mutations(std::uint64_t seed) : random_(seed) {}
+
+  std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
+  /// Edits what loads judge: all of an index, the header of other files.
+  std::string mutate(std::string text, bool is_index) {
     std::size_t judged = text.size();
     if (!is_index) {
       judged = 8;
       for (std::size_t i = 0; i < 8; ++i)
         judged += static_cast<std::size_t>(static_cast<unsigned char>(text[i])) << (8 * i);
     }
-    for (std::size_t edits = 1 + below(3); edits-- != 0;) {
+    for (std::size_t edits = 1 + below(3); edits-- != 0 && !text.empty();) {
       const std::size_t at = below(std::min(judged, text.size())), many = 1 + below(40);
       constexpr std::string_view tokens[] = {
           "0", "1", "-", "9223372036854775807", "[", "]", "{", "}", "\"", "\\", ",", ":", " ", "F64", "\\u", "1e9"};
@@ -252,7 +246,7 @@ TEST_CASE("fuzz: a load of mutated files is right or ends in an error that leave
           text[at] = static_cast<char>(text[at] ^ (1 << below(8)));
           break;
         case 1:
-          text[at] = static_cast<char>(random());
+          text[at] = static_cast<char>(random_());
           break;
         case 2:
           text.erase(at, many);
@@ -266,22 +260,79 @@ TEST_CASE("fuzz: a load of mutated files is right or ends in an error that leave
         default:
           text.resize(at);
       }
-      if (text.empty()) break;
     }
-    write_file(path, text);
+    return text;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+/// Replaces a file of `folder` by a mutation, calls `load()`, which returns an error's text, and puts the file back, so
+/// often as PLEAT_TEST_FUZZ says, or `usual` times; then more than half must have been refused, all of them with an id.
+template <class Load>
+void fuzz(const std::string& what, int usual, const std::string& folder, const std::vector<std::string>& names,
+          Load load) {
+  const char* const asked = std::getenv("PLEAT_TEST_FUZZ");
+  const int rounds = asked == nullptr ? testing_support::repeats(usual) : std::atoi(asked);
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  Mutations mutations(seed);
+  int refused = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (int round = 0; round < rounds; ++round) {
+    const std::string path = folder + '/' + names[mutations.below(names.size())], before = read_file(path);
+    write_file(path, mutations.mutate(before, path.ends_with("json")));
+    const std::string error = load();
+    write_file(path, before);
+    if (error.empty()) continue;
+    ++refused;
+    REQUIRE(error.starts_with("pleat[K"));
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  MESSAGE(what, ": ", rounds, " mutated files, ", refused, " refused, seed ", seed, ", ", took.count(), " s");
+  CHECK(refused > rounds / 2);
+}
+}  // namespace
+
+TEST_CASE("fuzz: a load of mutated files is right or ends in an error that leaves the model as it was") {
+  const Saved saved;
+  std::vector<std::string> names = {"index.json"};
+  for (const auto& file : checkpoint::open(saved.folder).files) names.push_back(file.name);
+  const RuntimeMesh one(MeshDegrees{1, 1, 1, 1, 1});
+  const Model model = sample_model(one);
+  const HostBuffer staging(checkpoint::min_staging_bytes);
+  fuzz("checkpoints", 1500, saved.folder, names, [&] {
     RankMemory memory(model, one, 0, 0x5a);
     const std::string error = error_of([&] {
       checkpoint::load(checkpoint::open(saved.folder), model, one, 0, memory.units(), staging.block(), HostExecutor{},
                        {});
     });
-    write_file(path, before);
     if (error.empty()) {
       REQUIRE(memory.wrong(5) == 0);
     } else {
-      ++refused;
-      REQUIRE(error.starts_with("pleat[K"));
       REQUIRE(memory.untouched(0x5a));
     }
-  }
-  CHECK(refused > rounds / 2);
+    return error;
+  });
+}
+
+TEST_CASE("fuzz: mutated files of Hugging Face are a catalog whose chunks lie in them, or an error") {
+  const TemporaryFolder folder;
+  const std::string root = folder;
+  const std::string entry = ":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}";
+  write_file(root + "/one", with_header("{\"a\"" + entry, 24));
+  write_file(root + "/two", with_header("{\"b\"" + entry, 24));
+  write_file(root + "/model.safetensors.index.json",
+             R"({"metadata": {"x": 1}, "weight_map": {"a": "one", "b": "two"}})");
+  fuzz("files of Hugging Face", 500, root, {"model.safetensors.index.json", "one", "two"}, [&] {
+    return error_of([&] {
+      const Catalog catalog = checkpoint::open_hugging_face(root);
+      for (const auto& [name, tensor] : catalog.tensors) {
+        const checkpoint::Chunk& chunk = tensor.chunks.at(0);
+        const auto& file = catalog.files.at(static_cast<std::size_t>(chunk.file));
+        CHECK(chunk.offset_bytes + static_cast<std::uint64_t>(chunk.elems) <= file.size_bytes);
+      }
+    });
+  });
 }
