@@ -244,7 +244,7 @@ class Rows {
     samples_ = 3;
     for (const Model& model : {squares(8192), experts(4096), layers(8192)}) {
       for (const DType wire : {DType::f32, DType::bf16}) {
-        for (const int ctas : {2, 4, 6, 8, 10}) {
+        for (const int ctas : {4, 6, 8}) {
           for (const bool leaves_sms : {false, true}) {
             if (leaves_sms && ctas != 4) continue;
             step(model,

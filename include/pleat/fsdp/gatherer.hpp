@@ -36,6 +36,8 @@ class UseOrder {
     return never;
   }
   std::size_t size() const { return units_.size(); }
+  /// Whether all of an order's uses were made.
+  bool has_ended() const { return !units_.empty() && next_ == units_.size(); }
   int operator[](std::size_t i) const { return units_[i]; }
 
  private:
@@ -127,6 +129,7 @@ class Gatherer {
     }
   }
 
+  const UseOrder& order() const { return order_; }
   std::int64_t gathers() const { return gathers_; }
 
  private:

@@ -56,6 +56,8 @@ struct Options {
   /// Multiprocessors that a sum of gradients takes at most, beside what computes; 0: as many as are free. 10 nearly
   /// fill an NVLink of 450 GB/s; where transfers bound the step, 16 hold their own against the gathers.
   int reduce_ctas = 10;
+  /// The same for sums after the last use of an order: nothing of the pass is left that they could be beside.
+  int last_reduce_ctas = 16;
   /// Whether ranks compare each gather and each sum before it: one that uses units in another order is an error (F20)
   /// and not a wait until the deadline or, by collectives, the values of another unit. For finding faults: each call
   /// waits for the ranks. Not in graphs.
@@ -101,6 +103,7 @@ struct Plan {
   Transport transport = Transport::collective;
   int prefetch = 1;
   int reduce_ctas = 0;
+  int last_reduce_ctas = 0;
   bool check_order = false;
   std::array<KindPlan, 2> per_kind;
 
@@ -179,7 +182,7 @@ inline void append_to(Message& message, const Plan& p) {
   message.append("fsdp ").append(name_of(p.transport)).append(" compute=").append(name_of(p.compute));
   message.append(" gradient=").append(name_of(p.gradient)).append(" master=").append(name_of(p.master));
   message.append(" prefetch=").append(p.prefetch).append(" replicas=").append(p.sizes.replicas);
-  message.append(" reduce_ctas=").append(p.reduce_ctas);
+  message.append(" reduce_ctas=").append(p.reduce_ctas).append(" last=").append(p.last_reduce_ctas);
   for (const Param param : {Param::dense, Param::expert}) {
     const KindPlan& kind = p.of(param);
     if (kind.units == 0) continue;
@@ -217,11 +220,14 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   made.transport = options.transport;
   made.prefetch = options.prefetch;
   made.reduce_ctas = options.reduce_ctas;
+  made.last_reduce_ctas = options.last_reduce_ctas;
   made.check_order = options.check_order;
-  if (sizes.dense < 1 || sizes.expert < 1 || sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0) {
+  if (sizes.dense < 1 || sizes.expert < 1 || sizes.replicas < 1 || options.prefetch < 0 || options.reduce_ctas < 0 ||
+      options.last_reduce_ctas < 0) {
     fail<shape_error>("pleat[F08]: groups of ", sizes.dense, " (dense) and ", sizes.expert, " (expert) ranks, ",
-                      sizes.replicas, " replicas, a prefetch of ", options.prefetch, " and ", options.reduce_ctas,
-                      " reduce_ctas; ranks and replicas are 1 or more, the others 0 or more");
+                      sizes.replicas, " replicas, a prefetch of ", options.prefetch, ", ", options.reduce_ctas,
+                      " reduce_ctas and ", options.last_reduce_ctas,
+                      " last_reduce_ctas; ranks and replicas are 1 or more, the others 0 or more");
   }
   if (options.transport > Transport::peer) {
     fail<shape_error>("pleat[F08]: there is no transport ", static_cast<int>(options.transport),

@@ -116,7 +116,8 @@ class Reducer {
             streams.compute};
   }
 
-  void reduce(int unit, const ShardStreams<stream_type>& streams) {
+  /// On at most `ctas` multiprocessors.
+  void reduce(int unit, const ShardStreams<stream_type>& streams, int ctas) {
     state_->check_unit(unit);
     if (!state_->layout(unit).trains()) return;
     zero_unwritten(unit, opened(unit, streams.compute), streams.compute);
@@ -130,7 +131,7 @@ class Reducer {
     transport.ready(buffer.index, unit, streams.compute);
     state_->executor.record(buffer.written, streams.compute);
     state_->executor.wait(streams.reduce, buffer.written);
-    add(unit, transport.terms(buffer.index, unit, streams.reduce), streams.reduce);
+    add(unit, transport.terms(buffer.index, unit, streams.reduce), ctas, streams.reduce);
     transport.release(buffer.index, streams.reduce);
     state_->executor.record(buffer.summed, streams.reduce);
     buffer.unit = -1;
@@ -249,7 +250,7 @@ class Reducer {
                             static_cast<std::size_t>(layout.place(p).elems) * width, s);
     });
   }
-  void add(int unit, std::span<const void* const> terms, stream_type s) {
+  void add(int unit, std::span<const void* const> terms, int ctas, stream_type s) {
     const ShardMemory& shard = state_->shard(unit);
     const DType gradient = state_->plan.gradient;
     const auto u = static_cast<std::size_t>(unit);
@@ -260,7 +261,7 @@ class Reducer {
       }
       leaf::sum_ranks(static_cast<std::byte*>(shard.gradient) + begin * size_bytes(shard.master_dtype),
                       shard.master_dtype, std::span(terms_).first(terms.size()), gradient,
-                      static_cast<std::size_t>(range.elems), summed_[u], s, state_->plan.reduce_ctas);
+                      static_cast<std::size_t>(range.elems), summed_[u], s, ctas);
     }
     summed_[u] = under_way_[u] = true;
   }

@@ -26,6 +26,7 @@ struct ModelOptions {
   std::optional<Transport> transport = {};
   int prefetch = 1;
   int reduce_ctas = Options{}.reduce_ctas;
+  int last_reduce_ctas = Options{}.last_reduce_ctas;
   /// See Options: for finding a rank that uses units in another order.
   bool check_order = false;
   /// Of the world, without pipeline: see RuntimeMesh::fold.
@@ -89,14 +90,20 @@ class ShardedModel {
   }
   /// `f(weights, gradients)` enqueues work that also writes gradients where `gradients.write(param)` says. It is called
   /// for frozen units too, through which dx flows back: `gradients.trains(param)` says what may be written.
-  template <class F>
-  void backward(int unit, F&& f) {
+  /// What `rest(weights)` enqueues, such as the unit's dx, runs beside the sum of the gradients that `f` has written.
+  template <class F, class Rest>
+  void backward(int unit, F&& f, Rest&& rest) {
     const UnitView weights = op_.acquire(unit, streams_);
     use(unit, [&] {
       GradientView<executor_type> gradients = op_.gradient(unit, streams_);
       f(weights, gradients);
       op_.reduce(unit, streams_);
+      rest(weights);
     });
+  }
+  template <class F>
+  void backward(int unit, F&& f) {
+    backward(unit, std::forward<F>(f), [](const UnitView&) {});
   }
   /// `update(shard, unit)` enqueues, on the compute stream, the optimizer on the elements of this rank: it reads
   /// `shard.gradient` and writes `shard.master` and `shard.compute`.
@@ -152,6 +159,7 @@ class ShardedModel {
                          .transport = transport,
                          .prefetch = options.prefetch,
                          .reduce_ctas = options.reduce_ctas,
+                         .last_reduce_ctas = options.last_reduce_ctas,
                          .check_order = options.check_order});
     };
     Plan made = planned(options.transport.value_or(Transport::peer));

@@ -89,8 +89,11 @@ class Sharder {
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
   /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
   /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out; in a group of one whose gradients have the
-  /// master's dtype the first of a step is written in the shard itself. Errors: F13.
-  void reduce(int unit, const streams_type& streams) { reducer_.reduce(unit, streams); }
+  /// master's dtype the first of a step is written in the shard itself. Best called as soon as the unit's gradients are
+  /// written: what of its backward pass is enqueued after it runs beside the sum. Errors: F13.
+  void reduce(int unit, const streams_type& streams) {
+    reducer_.reduce(unit, streams, gatherer_.order().has_ended() ? plan().last_reduce_ctas : plan().reduce_ctas);
+  }
   /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
   /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step.
   void finish_gradients(const streams_type& streams) { reducer_.finish(streams); }
