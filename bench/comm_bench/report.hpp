@@ -36,7 +36,8 @@ class Report {
     if (json_ == nullptr) throw std::runtime_error("cannot open " + json_path);
   }
 
-  void title(const char* text) const {
+  void title(const char* text) {
+    title_ = text;
     if (!prints_) return;
     std::printf("\n%s (%d %s)\n%-18s %-24s %9s %10s %8s %10s %6s  %s\n", text, ranks_, mode_.c_str(), "operation",
                 "way", "bytes", "us", "GB/s", "floor us", "ratio", "bars");
@@ -48,11 +49,12 @@ class Report {
     if (row.floor_us > 0) std::printf(" %10.2f %6.3f", row.floor_us, row.us / row.floor_us);
     if (json_) {
       std::fprintf(json_.get(),
-                   "{\"ranks\":%d,\"mode\":\"%s\",\"operation\":\"%s\",\"way\":\"%s\",\"bytes\":%zu,\"us\":%.3f,\"gb_"
+                   "{\"ranks\":%d,\"mode\":\"%s\",\"title\":\"%s\",\"operation\":\"%s\",\"way\":\"%s\",\"bytes\":%zu,"
+                   "\"us\":%.3f,\"gb_"
                    "per_s\":%.2f,"
                    "\"floor_us\":%.3f,\"bars\":[",
-                   ranks_, mode_.c_str(), row.operation.c_str(), row.way.c_str(), row.bytes, row.us, row.gb_per_s,
-                   row.floor_us);
+                   ranks_, mode_.c_str(), title_.c_str(), row.operation.c_str(), row.way.c_str(), row.bytes, row.us,
+                   row.gb_per_s, row.floor_us);
     }
     is_first_bar_ = true;
     if (ranks_ == 2) {
@@ -100,7 +102,7 @@ class Report {
 
   bool prints_;
   int ranks_;
-  std::string mode_;
+  std::string mode_, title_;
   std::unique_ptr<std::FILE, Close> json_;
   bool is_first_bar_ = true;
   int bars_ = 0, missed_ = 0;
