@@ -6,6 +6,7 @@ Run: check.py <include folder> <tests folder> <work folder> <compiler>
 """
 import ctypes
 import importlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -117,6 +118,7 @@ def installed(name):
 
 
 def main(*where):
+    os.environ["JAX_PLATFORMS"] = "cpu"  # its arrays lie on a GPU otherwise, where there is one
     numpy, jax, torch = map(installed, ("numpy", "jax", "torch"))
     if not (numpy or torch):
         print("skipped: neither NumPy nor PyTorch is installed")
