@@ -4,8 +4,8 @@
 //
 //   moe_bench [--ranks <number>] [--mode threads|processes] [--only <rows>] [--json <file>] [--check]
 //
-// rows: ops parts layer (all when none is named). Exit code 77 where there are fewer GPUs than ranks (two); 1 when time
-// is up; 3 with --check when a bar is missed.
+// rows: ops budgets parts layer (all when none is named). Exit code 77 where there are fewer GPUs than ranks (two); 1
+// when time is up; 3 with --check when a bar is missed.
 #include "../gpu_ranks.hpp"
 #include "rows.cuh"
 

@@ -102,40 +102,51 @@ class Rows {
   void run() {
     for (const Problem& p : problems) {
       if (wants("ops")) {
-        const Times uniform = operations(p, "uniform", Transport::peer, {});
-        operations(p, "zipf", Transport::peer, uniform);
-        operations(p, "balanced", Transport::peer, {});
-        operations(p, "uniform", Transport::collective, {});
+        const moe::DispatchOptions peer{.transport = Transport::peer};
+        const Times uniform = operations(p, "uniform", peer, {});
+        operations(p, "zipf", peer, uniform);
+        operations(p, "balanced", peer, {});
+        operations(p, "uniform", {.transport = Transport::peer, .send_by = moe::SendBy::stores}, {});
+        operations(p, "uniform", {.transport = Transport::collective}, {});
       }
+      if (wants("budgets")) budgets(p);
       if (wants("parts")) parts(p);
     }
-    if (wants("layer")) layer(problems[1]);
+    for (const char* routing : {"uniform", "zipf", "balanced"}) {
+      if (wants("layer")) layer(problems[1], routing);
+    }
   }
 
  private:
-  static moe::DispatchPlan plan_of(int ranks, const Problem& p, Transport transport) {
-    return moe::plan(ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16},
-                     {.transport = transport});
+  static moe::DispatchPlan plan_of(int ranks, const Problem& p, const moe::DispatchOptions& options) {
+    return moe::plan(ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16}, options);
   }
+  /// Every bind takes a window of its own: operations, budgets, parts and layers.
   static std::size_t window_bytes(int ranks) {
+    constexpr std::size_t binds = 4 + 2 * std::size(bounded) + 1 + 3;
     std::size_t bytes = 0;
-    for (const Problem& p : problems) bytes += 6 * (plan_of(ranks, p, Transport::peer).footprint().symmetric + 128);
+    for (const Problem& p : problems) {
+      bytes += binds * (plan_of(ranks, p, {.transport = Transport::peer}).footprint().symmetric + 128);
+    }
     return bytes;
   }
+  static constexpr int bounded[] = {8, 16, 32, 64, 132};
   bool wants(const std::string& rows) const { return only_.empty() || only_.find(rows) != std::string::npos; }
 
   static double floor_us(double wire_bytes, double memory_bytes) {
     return (wire_bytes / wire_gb_per_s + memory_bytes / memory_gb_per_s) / 1000;
   }
+  /// `way`, or where it is empty the bytes that go through local memory.
   template <class F>
   double measure(const char* operation, const std::string& way, double wire_bytes, double memory_bytes, const F& f,
                  const std::vector<Bar>& bars = {}, int count = 3) {
     const double us = site_.measure_plain(
         count, [&](int) { f(); }, 7);
     const double most = wire_bytes > 0 ? wire_bytes : memory_bytes;
-    report_.add(
-        {operation, way, static_cast<std::size_t>(most), us, most / us / 1000, floor_us(wire_bytes, memory_bytes)},
-        bars);
+    const std::string memory = "HBM " + std::to_string(static_cast<long>(memory_bytes / 1e6)) + " MB";
+    report_.add({operation, way.empty() && memory_bytes > 0 ? memory : way, static_cast<std::size_t>(most), us,
+                 most / us / 1000, floor_us(wire_bytes, memory_bytes)},
+                bars);
     return us;
   }
 
@@ -183,8 +194,8 @@ class Rows {
     double dispatch_us = 0, combine_us = 0, rows = 0;
   };
   /// `uniform`: what Zipf's routing is held to, at equal rows; 0 for others.
-  Times operations(const Problem& p, const char* routing, Transport transport, const Times& uniform) {
-    const moe::DispatchPlan plan = plan_of(site_.ranks(), p, transport);
+  Times operations(const Problem& p, const char* routing, const moe::DispatchOptions& options, const Times& uniform) {
+    const moe::DispatchPlan plan = plan_of(site_.ranks(), p, options);
     Bound<moe::DispatchPlan> bound(site_, plan);
     moe::DispatchSaved saved(plan, bound.saved_memory.block());
     Inputs in(site_, p, routing);
@@ -195,12 +206,13 @@ class Rows {
     op.dispatch(s, *in.x, *in.ids, *in.weights, saved);
     site_.world.wait(site_.s);
     const Counts n = counts(plan, saved);
-    report_.title((std::string(p.name) + ", " + routing + ", " + name_of(transport) + ", rows of experts " +
+    report_.title((std::string(p.name) + ", " + routing + ", " + name_of(options.transport) + " " +
+                   name_of(plan.options.send_by) + ", rows of experts " +
                    std::to_string(static_cast<long>(n.expert_rows)) + "; bytes: on the wire")
                       .c_str());
     const double row = static_cast<double>(p.hidden) * 2,
                  token = static_cast<double>(plan.format(moe::RowKind::token).row_bytes);
-    const bool is_uniform = transport == Transport::peer && std::string(routing) == "uniform";
+    const bool is_uniform = options.transport == Transport::peer && std::string(routing) == "uniform";
     const auto bar = [&](double us, double uniform_us) {
       if (is_uniform) return std::vector<Bar>{{"bar", us}};
       if (uniform.rows == 0) return std::vector<Bar>{};
@@ -209,22 +221,46 @@ class Rows {
     const double expansion = row * (n.all + n.expert_rows);
     Times times{.rows = n.expert_rows};
     times.dispatch_us = measure(
-        "dispatch", routing, n.sent * token, expansion, [&] { op.dispatch(s, *in.x, *in.ids, *in.weights, saved); },
+        "dispatch", "", n.sent * token, expansion, [&] { op.dispatch(s, *in.x, *in.ids, *in.weights, saved); },
         bar(p.dispatch_bar_us, uniform.dispatch_us));
     times.combine_us = measure(
-        "combine", routing, n.came * row, expansion, [&] { op.combine(s, *out, saved, *in.y); },
+        "combine", "", n.came * row, expansion, [&] { op.combine(s, *out, saved, *in.y); },
         bar(p.combine_bar_us, uniform.combine_us));
-    measure("combine_backward", routing, n.sent * row, row * (n.all + 2 * n.expert_rows),
+    measure("combine_backward", "", n.sent * row, row * (n.all + 2 * n.expert_rows),
             [&] { op.combine_backward(s, *in.x, *out, saved, *drows); });
-    measure("dispatch_backward", routing, n.came * row, expansion,
+    measure("dispatch_backward", "", n.came * row, expansion,
             [&] { op.dispatch_backward(s, *drows, saved, *in.y, *in.dweights); });
     op.check(s);
     return times;
   }
 
+  /// Dispatch and combine with fewer and fewer multiprocessors.
+  void budgets(const Problem& p) {
+    report_.title((std::string(p.name) + ", uniform, by budget of CTAs").c_str());
+    Inputs in(site_, p, "uniform");
+    const Streams<cudaStream_t> s{site_.s, side_};
+    for (const moe::SendBy send_by : {moe::SendBy::stores, moe::SendBy::copies}) {
+      for (const int ctas : bounded) {
+        const moe::DispatchPlan plan =
+            plan_of(site_.ranks(), p, {.transport = Transport::peer, .send_by = send_by, .max_ctas = ctas});
+        Bound<moe::DispatchPlan> bound(site_, plan);
+        moe::DispatchSaved saved(plan, bound.saved_memory.block());
+        auto& op = bound.op;
+        moe::ExpertRows rows = op.dispatch(s, *in.x, *in.ids, *in.weights, saved);
+        site_.world.wait(site_.s);
+        const Counts n = counts(plan, saved);
+        const std::string way = std::to_string(ctas) + " CTAs, " + name_of(send_by);
+        const double row = static_cast<double>(p.hidden) * 2, expansion = row * (n.all + n.expert_rows);
+        measure("dispatch", way, n.sent * row, expansion, [&] { op.dispatch(s, *in.x, *in.ids, *in.weights, saved); });
+        measure("combine", way, n.came * row, expansion, [&] { op.combine(s, rows.rows, saved, *in.y); });
+      }
+    }
+  }
+
   /// Each leaf alone, the wire with its signals, and how these depend on the budget of CTAs.
   void parts(const Problem& p) {
-    const moe::DispatchPlan plan = plan_of(site_.ranks(), p, Transport::peer);
+    const moe::DispatchPlan plan =
+        plan_of(site_.ranks(), p, {.transport = Transport::peer, .send_by = moe::SendBy::stores});
     const CudaBuffer persistent(plan.footprint().persistent), saved_memory(plan.footprint().saved),
         scratch_memory(plan.footprint().scratch);
     Carver carver(persistent.block()), scratch_carver(scratch_memory.block());
@@ -282,6 +318,13 @@ class Rows {
         "headers and signals", "", n.sent * 128, 0, [&] { transfer(moe::RowKind::token, headers); }, {}, 10);
     measure(
         "signals alone", "", 0, 0, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
+    measure("copies and signals", "copy engine", static_cast<double>(p.tokens) * row, 0, [&] {
+      rows.open(moe::RowKind::gradient, saved, s);
+      rows.copy_all(moe::RowKind::gradient, in.x.data(), p.tokens, s);
+      rows.send(moe::RowKind::gradient, s);
+      rows.receive(moe::RowKind::gradient, saved, s);
+      rows.release(moe::RowKind::gradient, s);
+    });
     for (const int ctas : {8, 16, 32, 64, 132, 0}) {
       moe::DispatchPlan budget = plan;
       budget.options.max_ctas = ctas;
@@ -299,13 +342,13 @@ class Rows {
   }
 
   /// Forward and backward of the whole layer.
-  void layer(const Problem& p) {
+  void layer(const Problem& p, const char* routing) {
     const moe::LayerPlan plan =
         moe::plan(site_.ranks(), moe::LayerShape{p.tokens, p.hidden, p.inner, p.experts, p.k, DType::bf16},
                   {.router = {}, .dispatch = {.transport = Transport::peer}, .experts = {}});
     Bound<moe::LayerPlan> bound(site_, plan);
     moe::LayerSaved saved(plan, bound.saved_memory.block());
-    Inputs in(site_, p, "uniform");
+    Inputs in(site_, p, routing);
     const std::int64_t local = plan.dispatch.experts_local();
     Array logits(DType::f32, {p.tokens, p.experts}), dlogits(DType::f32, {p.tokens, p.experts}),
         dx(DType::bf16, {p.tokens, p.hidden});
@@ -319,12 +362,16 @@ class Rows {
     const moe::ExpertMatrices weights{*w[0], *w[1], *w[2]}, dweights{*dw[0], *dw[1], *dw[2]};
     auto& op = bound.op;
     const Streams<cudaStream_t> s{site_.s, side_};
-    report_.title((std::string(p.name) + ", the whole layer, inner " + std::to_string(p.inner)).c_str());
-    const auto forward = [&] { op.forward(s, *in.x, *logits, weights, saved, *in.y); };
+    report_.title(
+        (std::string(p.name) + ", " + routing + ", the whole layer, inner " + std::to_string(p.inner)).c_str());
+    const auto forward = [&] { op.forward(s, *in.x, *logits, weights, saved, *in.y, {.ids = *in.ids}); };
     const auto backward = [&] {
       op.backward(s, *in.x, *logits, weights, TensorRef{}, saved, *dx, *dlogits, dweights, false);
     };
-    const double rows = static_cast<double>(p.tokens) * p.k, row = static_cast<double>(p.hidden) * 2;
+    forward();
+    site_.world.wait(site_.s);
+    const Counts n = counts(plan.dispatch, saved.dispatch);
+    const double rows = n.expert_rows, row = static_cast<double>(p.hidden) * 2;
     const double wire = static_cast<double>(p.tokens) * row, moved = row * (2.0 * static_cast<double>(p.tokens) + rows);
     const double flops = 6.0 * rows * static_cast<double>(p.hidden * p.inner);  // of the forward products
     const double product_bytes = flops / 783e12 * memory_gb_per_s * 1e9;        // what the time at 783 TFLOP/s is worth
@@ -332,9 +379,15 @@ class Rows {
       return exchanges * moved + more + products * product_bytes;
     };
     const double both = bytes(4, 2 * row * rows, 3);
-    measure("layer forward", "uniform", 2 * wire, bytes(2, 0, 1), forward, {}, 1);
+    const double matrix_bytes = static_cast<double>(3 * local * p.inner * p.hidden);
+    report_.line(
+        "of each rank, MB: rows in or out %.0f, on the wire %.0f each way, rows of experts %.0f, weights %.0f, fp32 "
+        "gradients %.0f",
+        static_cast<double>(p.tokens) * row / 1e6, wire / 1e6, rows * row / 1e6, 2 * matrix_bytes / 1e6,
+        4 * matrix_bytes / 1e6);
+    measure("layer forward", "products as bytes too", 2 * wire, bytes(2, 0, 1), forward, {}, 1);
     measure(
-        "layer forward, backward", "uniform", 4 * wire, both, [&] { forward(), backward(); },
+        "layer forward, backward", "products as bytes too", 4 * wire, both, [&] { forward(), backward(); },
         {{"1.5 floors", 1.5 * floor_us(4 * wire, both)}}, 1);
     op.check(s);
   }

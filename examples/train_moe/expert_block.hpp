@@ -102,7 +102,7 @@ class ExpertBlock {
     layer_.emplace(pleat::moe::bind(plan_.layer, Executor{}, ep, own(plan_.layer.footprint().persistent), s));
     for (int i = 0; i < plan_.balanced_layers; ++i) {
       balances_.push_back(
-          pleat::moe::bind(plan_.losses, Executor{}, counted_over, own(plan_.losses.footprint().persistent)));
+          pleat::moe::bind(plan_.losses, Executor{}, counted_over, own(plan_.losses.footprint().persistent), s));
     }
   }
 

@@ -31,7 +31,7 @@ Answer<T> run_once(int ranks, const Problem<T>& p, const moe::DispatchOptions& o
   return answer;
 }
 
-/// Against one rank in float64; both transports give the same bits.
+/// Against one rank in float64; both transports, and both senders to peers, give the same bits.
 template <class Backend, class T>
 Outcome check_layer(int ranks) {
   Outcome outcome;
@@ -43,17 +43,21 @@ Outcome check_layer(int ranks) {
     mask(p, 5, 6);
     const Answer<double> expected = moe_testing::solve(p);
     std::optional<Answer<T>> first;
-    for (const Transport transport : {Transport::peer, Transport::collective}) {
-      const Answer<T> answer = run_once<Backend>(ranks, p, {.transport = transport}, std::random_device{}());
+    const moe::DispatchOptions ways[] = {{.transport = Transport::peer, .send_by = moe::SendBy::stores},
+                                         {.transport = Transport::peer, .send_by = moe::SendBy::copies},
+                                         {.transport = Transport::collective}};
+    for (const moe::DispatchOptions& way : ways) {
+      const Answer<T> answer = run_once<Backend>(ranks, p, way, std::random_device{}());
       const double off = moe_testing::worst(answer, expected);
-      require(off < gpu_tolerance<T>(), name_of(transport), ", experts ", sizes.experts, ": off by ",
-              std::to_string(off).c_str(), "; y ", std::to_string(moe_testing::relative(answer.y, expected.y)).c_str(),
-              " dx ", std::to_string(moe_testing::relative(answer.dx, expected.dx)).c_str(), " dlogits ",
+      require(off < gpu_tolerance<T>(), name_of(way.transport), " ", name_of(way.send_by), ", experts ", sizes.experts,
+              ": off by ", std::to_string(off).c_str(), "; y ",
+              std::to_string(moe_testing::relative(answer.y, expected.y)).c_str(), " dx ",
+              std::to_string(moe_testing::relative(answer.dx, expected.dx)).c_str(), " dlogits ",
               std::to_string(moe_testing::relative(answer.dlogits, expected.dlogits)).c_str(), " dgate ",
               std::to_string(moe_testing::relative(answer.dgate, expected.dgate)).c_str(), " ddown ",
               std::to_string(moe_testing::relative(answer.ddown, expected.ddown)).c_str());
       if (!first) first = answer;
-      require(answer == *first, "the bits depend on the transport");
+      require(answer == *first, "the bits depend on what moves rows");
       outcome.worst = std::max(outcome.worst, off);
       ++outcome.cases;
     }
@@ -62,7 +66,8 @@ Outcome check_layer(int ranks) {
 }
 
 /// The same bits a hundred times: with delays, beside collectives and kernels that take multiprocessors away, whatever
-/// the budget, and when a rank is 10 ms late, so that whatever the others do not wait for is long overwritten.
+/// the budget and what sends rows, and when a rank is 10 ms late, so that whatever the others do not wait for is long
+/// overwritten.
 template <class Backend, class T>
 Outcome check_bits(int ranks, int runs_per_budget) {
   using Buffer = typename Backend::Buffer;
@@ -72,7 +77,9 @@ Outcome check_bits(int ranks, int runs_per_budget) {
   Outcome outcome;
   for (const int max_ctas : {0, 1, 5, 40}) {
     const moe::LayerPlan plan = plan_of(p.sizes, ranks, most_tokens(p.tokens), dtype_of<T>,
-                                        {.transport = Transport::peer, .max_ctas = max_ctas});
+                                        {.transport = Transport::peer,
+                                         .send_by = max_ctas % 2 == 0 ? moe::SendBy::copies : moe::SendBy::stores,
+                                         .max_ctas = max_ctas});
     std::vector<Answer<T>> answers(static_cast<std::size_t>(runs_per_budget), poisoned(p));
     Backend::run(ranks, 60s, [&](typename Backend::comm_type& world) {
       std::mt19937 random(std::random_device{}());
@@ -314,7 +321,8 @@ Outcome check_graph(int ranks, bool has_arena) {
     mask(problems.back(), i, i == 3 ? 1 : i + 2);
     answers.push_back(poisoned(problems.back()));
   }
-  moe::DispatchOptions options{.transport = Transport::peer};
+  moe::DispatchOptions options{.transport = Transport::peer,
+                               .send_by = has_arena ? moe::SendBy::copies : moe::SendBy::stores};
   const std::int64_t own_rows = plan_of(sizes, ranks, 64, dtype_of<T>, options).dispatch.capacity_rows();
   if (has_arena) {
     options.overflow = moe::Overflow::error;

@@ -37,6 +37,7 @@ inline auto agreement_of(const DispatchPlan& plan) {
                     PlanField{"k", shape.k},
                     PlanField{"dtype", shape.dtype},
                     PlanField{"transport", options.transport},
+                    PlanField{"send_by", options.send_by},
                     PlanField{"row_alignment", options.row_alignment},
                     PlanField{"overflow", options.overflow},
                     PlanField{"max_rows", options.max_rows},
@@ -96,13 +97,21 @@ class Dispatch {
     saved.planned_tokens = plan_.planned(saved.tokens);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
     const int rank = ep_.rank();
-    leaf::plan_sends(plan_, rank, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
+    const auto plan_sends = [&] {
+      leaf::plan_sends(plan_, rank, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
+    };
+    const bool is_planned_first = !plan_.sends_all();
+    if (is_planned_first) plan_sends();
     std::visit(
         [&](row_transport auto& transport) {
           const RowTable out = transport.open(RowKind::token, saved, s);
+          if (!is_planned_first) {
+            send_rows(transport, RowKind::token, in.data(), saved, out, streams);
+            plan_sends();
+          }
           leaf::pack_headers(plan_, saved.planned_tokens, chosen_ids, w.data(), saved.record, out, s);
           transport.send_headers(s);
-          send_rows(transport, RowKind::token, in.data(), saved, out, streams);
+          if (is_planned_first) send_rows(transport, RowKind::token, in.data(), saved, out, streams);
           leaf::plan_rows(plan_, rank, transport.receive_headers(saved, s), saved.record, scratch_, status_, s);
           leaf::expand(plan_, SourceRows::own(rank, in.data()), saved.record, s);
           if (plan_.ranks > 1) {
@@ -267,7 +276,11 @@ class Dispatch {
       executor_.record(ready_, streams.compute);
       executor_.wait(s, ready_);
     }
-    leaf::pack(plan_, ep_.rank(), saved.planned_tokens, x, saved.record, out, s);
+    if (plan_.sends_all()) {
+      transport.copy_all(row_kind, x, saved.planned_tokens, s);
+    } else {
+      leaf::pack(plan_, ep_.rank(), saved.planned_tokens, x, saved.record, out, s);
+    }
     transport.send(row_kind, s);
     if (Transport::sends_ahead) executor_.record(sent_, s);
   }

@@ -10,6 +10,7 @@
 #include <pleat/moe/dispatch_record.hpp>
 #include <pleat/moe/plan_checks.hpp>
 #include <pleat/moe/row_table.hpp>
+#include <pleat/moe/send_by.hpp>
 
 namespace pleat::inline v0::moe {
 
@@ -44,6 +45,8 @@ struct DispatchOptions {
   /// Rows, pad rows included, of the arena that all layers of a step share (row_arena.hpp), with another overflow
   /// policy than worst_case; max_rows may be 0 then. 0: each micro-batch of each layer has rows of its own.
   std::int64_t arena_rows = 0;
+  /// What moves rows to other ranks; `plan` writes the table's choice here. Copies need Transport::peer.
+  SendBy send_by = SendBy::automatic;
   /// Bounds the multiprocessors that move rows, for what runs beside them; 0: as many as are free.
   int max_ctas = 0;
 
@@ -63,7 +66,9 @@ struct DispatchPlan {
 
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
   PLEAT_HD constexpr int experts_local() const { return shape.experts / ranks; }
-  PLEAT_HD constexpr int max_sends() const { return shape.k < ranks ? shape.k : ranks; }
+  /// Whether every token's row goes to every rank, and its slot there is the token.
+  PLEAT_HD constexpr bool sends_all() const { return options.send_by == SendBy::copies; }
+  PLEAT_HD constexpr int max_sends() const { return !sends_all() && shape.k < ranks ? shape.k : ranks; }
   PLEAT_HD constexpr int max_entries() const { return shape.k < experts_local() ? shape.k : experts_local(); }
   PLEAT_HD constexpr std::int64_t max_received() const { return ranks * shape.max_tokens; }
   /// Rows of the worst routing.
@@ -210,9 +215,9 @@ inline void append_to(Message& message, const DispatchPlan& plan) {
   const DispatchOptions& options = plan.options;
   message.append(message_of("ranks=", plan.ranks, " max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
                             " experts=", shape.experts, " k=", shape.k, " dtype=", shape.dtype,
-                            " transport=", name_of(options.transport), " row_alignment=", options.row_alignment,
-                            " overflow=", name_of(options.overflow), " max_rows=", options.max_rows,
-                            " arena_rows=", options.arena_rows));
+                            " transport=", name_of(options.transport), " send_by=", name_of(options.send_by),
+                            " row_alignment=", options.row_alignment, " overflow=", name_of(options.overflow),
+                            " max_rows=", options.max_rows, " arena_rows=", options.arena_rows));
 }
 
 /// Plans for groups of `ranks` ranks. Errors: mesh_error M06 when ranks does not divide experts; shape_error T01, E02
@@ -222,6 +227,7 @@ inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOp
   experts_per_rank(ranks, shape.experts, shape.experts);  // any divisor of the experts may be a group's size
   check_float(shape.dtype);
   check_enumerator("transport", options.transport, Transport::peer);
+  check_enumerator("send_by", options.send_by, SendBy::copies);
   check_enumerator("overflow", options.overflow, Overflow::drop_lowest);
   check_number("max_ctas", options.max_ctas, true);
   const std::int64_t alignment = options.row_alignment;
@@ -229,7 +235,12 @@ inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOp
     fail<shape_error>("pleat[E07]: max_tokens=", shape.max_tokens, " hidden=", shape.hidden,
                       " row_alignment=", alignment, " must each be at least 1");
   }
-  const DispatchPlan plan{shape, options, ranks};
+  DispatchPlan plan{shape, options, ranks};
+  if (options.send_by == SendBy::automatic) plan.options.send_by = chosen_sender(options.transport, ranks, shape.k);
+  if (plan.sends_all() && options.transport != Transport::peer) {
+    fail<shape_error>("pleat[E14]: send_by=copies with transport=", name_of(options.transport),
+                      "; copies write into peers' memory: plan with transport=peer, or with send_by=stores");
+  }
   constexpr std::int64_t most_rows = 0x7fffffff;
   const std::int64_t elems = shape.hidden < most_elems ? shape.hidden + 4 * std::int64_t{shape.k} + 16 : most_elems;
   if (shape.max_tokens > most_rows || !fits_product({shape.max_tokens, ranks, plan.max_entries()}) ||

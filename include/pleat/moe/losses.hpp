@@ -1,10 +1,13 @@
 // The load-balance loss L = alpha * experts * sum_i f_i * P_i, the same on every mesh.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/ordered_sum.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
@@ -20,6 +23,11 @@ enum class BalanceScope : unsigned char {
   global_batch,  ///< those of all micro-batches of the step so far; depends on how the step is cut into micro-batches
   sequence,      ///< those of one sequence, which the ranks of a cp group hold together
 };
+constexpr const char* name_of(BalanceScope scope) {
+  return scope == BalanceScope::micro_batch    ? "micro_batch"
+         : scope == BalanceScope::global_batch ? "global_batch"
+                                               : "sequence";
+}
 
 struct LoadBalanceOptions {
   double alpha = 1e-3;
@@ -69,7 +77,8 @@ struct LoadBalancePlan {
     double* running = memory.take<double>(options.scope == BalanceScope::global_batch ? counters() : 0);
     double* counts = memory.take<double>(max_counters());
     double* partials = memory.take<double>(loss_partials);
-    const std::size_t bytes = all_reduce_scratch_bytes(max_counters(), ranks, DType::f64);
+    const std::size_t bytes =
+        std::max(all_reduce_scratch_bytes(max_counters(), ranks, DType::f64), agreement_bytes(ranks));
     return {running, counts, partials, {memory.take_bytes(bytes), bytes}};
   }
   Footprint footprint() const {
@@ -99,7 +108,9 @@ class LoadBalance {
   using Stream = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  LoadBalance(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over, Block persistent)
+  /// See `bind`.
+  LoadBalance(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over, Block persistent,
+              Stream s)
       : plan_(plan),
         executor_(executor),
         counted_over_(counted_over),
@@ -108,6 +119,11 @@ class LoadBalance {
     preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
     Carver memory(persistent);
     memory_ = plan.carve_persistent(memory);
+    const std::array fields{
+        PlanField{"experts", plan.shape.experts}, PlanField{"k", plan.shape.k},
+        PlanField{"dtype", plan.shape.dtype},     PlanField{"max_sequences", plan.shape.max_sequences},
+        PlanField{"alpha", plan.options.alpha},   PlanField{"scope", plan.options.scope}};
+    agree_on("moe load balance", fields, counted_over_, memory_.reduction, s);
   }
 
   /// ids [tokens, k] i32, probs [tokens, experts] acc -> dprobs [groups, experts] acc, overwritten: d of the step's
@@ -182,12 +198,14 @@ class LoadBalance {
   bool is_open_ = false;  // between begin and end
 };
 
-/// `counted_over` is dp x cp of the stage, cp for BalanceScope::sequence. Errors: shape_error T02, comm_error E06.
+/// `counted_over` is dp x cp of the stage, cp for BalanceScope::sequence: its ranks compare their plans. What it writes
+/// is ordered on `s`. Errors: shape_error T02; comm_error C36 on every rank, E06.
 template <executor Executor, communicator Comm, class Arena>
 LoadBalance<Executor, Comm> bind(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over,
-                                 const Memory<Arena>& memory) {
+                                 const Memory<Arena>& memory,
+                                 typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   check_group(counted_over.size(), plan.ranks);
-  return {plan, executor, counted_over, memory.persistent};
+  return {plan, executor, counted_over, memory.persistent, s};
 }
 
 }  // namespace pleat::inline v0::moe

@@ -22,7 +22,7 @@ class PeerRows {
 
   /// Own rows lie in the own window and need no signal. Fills the device tables and gives every peer its first credits.
   PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
-      : plan_(plan), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
+      : plan_(plan), executor_(executor), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
     Carver symmetric;
     plan.carve_window(symmetric);
     const std::size_t bytes = symmetric.used_bytes();
@@ -59,6 +59,17 @@ class PeerRows {
     return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
+  /// x [tokens, hidden] to all other ranks, at slots that are the tokens.
+  void copy_all(RowKind kind, const void* x, std::int64_t tokens, Stream s) {
+    const RowFormat format = plan_.format(kind);
+    const std::size_t payload = static_cast<std::size_t>(plan_.shape.hidden) * size_bytes(plan_.shape.dtype);
+    const std::size_t first = static_cast<std::size_t>(copied_.first[0][0]) * format.row_bytes + format.header_bytes;
+    for (int distance = 1; distance < plan_.ranks; ++distance) {  // each rank begins with another peer
+      const int peer = (peers_.rank() + distance) % plan_.ranks;
+      executor_.copy_2d(copied_.bases[static_cast<int>(way_of(kind))][static_cast<std::size_t>(peer)] + first,
+                        format.row_bytes, x, payload, payload, static_cast<std::size_t>(tokens), s);
+    }
+  }
   void send_headers(Stream s) { pleat::detail::signal_peers(peers_, headers_channel, s); }
   void send(RowKind kind, Stream s) { pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s); }
   RowTable receive_headers(const DispatchSaved&, Stream s) {
@@ -84,6 +95,7 @@ class PeerRows {
   static constexpr int headers_channel = 4;
 
   DispatchPlan plan_;
+  Executor executor_;
   Peers peers_;
   PeerRowTables tables_;
   /// Copied from here in the order of a stream: what goes out by Way, then what comes in by Way.

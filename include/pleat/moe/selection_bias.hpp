@@ -1,8 +1,12 @@
 // The bias that balances experts without a loss: it moves the choice, never the weights.
 #pragma once
 
+#include <algorithm>
+#include <array>
+
 #include <pleat/comm/memory.hpp>
 #include <pleat/comm/ordered_sum.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/footprint.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/moe/leaf.hpp>
@@ -27,7 +31,8 @@ struct SelectionBiasPlan {
   Footprint footprint() const {
     Carver persistent;
     persistent.take<double>(counters());
-    return {.scratch = all_reduce_scratch_bytes(counters(), ranks, DType::f64), .persistent = persistent.used_bytes()};
+    return {.scratch = std::max(all_reduce_scratch_bytes(counters(), ranks, DType::f64), agreement_bytes(ranks)),
+            .persistent = persistent.used_bytes()};
   }
 };
 
@@ -47,11 +52,15 @@ class SelectionBias {
   using Stream = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent)
+  /// See `bind`.
+  SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent, Stream s)
       : plan_(plan), counted_over_(counted_over), scratch_(scratch) {
     preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
     Carver memory(persistent);
     counts_ = memory.take<double>(plan.counters());
+    const std::array fields{PlanField{"experts", plan.shape.experts}, PlanField{"k", plan.shape.k},
+                            PlanField{"dtype", plan.shape.dtype}};
+    agree_on("moe selection bias", fields, counted_over_, scratch_, s);
   }
 
   /// Counts the choices ids [tokens, k] i32 of a micro-batch. Local. Errors: shape_error T07, E01.
@@ -81,12 +90,14 @@ class SelectionBias {
   bool started_ = false;
 };
 
-/// `counted_over` is dp x cp of the stage. Errors: shape_error T02, comm_error E06.
+/// `counted_over` is dp x cp of the stage: its ranks compare their plans. What it writes is ordered on `s`. Errors:
+/// shape_error T02; comm_error C36 on every rank, E06.
 template <executor Executor, communicator Comm, class Arena>
 SelectionBias<Executor, Comm> bind(const SelectionBiasPlan& plan, const Executor&, GroupComm<Comm> counted_over,
-                                   const Memory<Arena>& memory) {
+                                   const Memory<Arena>& memory,
+                                   typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
   check_group(counted_over.size(), plan.ranks);
-  return {plan, counted_over, memory.scratch, memory.persistent};
+  return {plan, counted_over, memory.scratch, memory.persistent, s};
 }
 
 }  // namespace pleat::inline v0::moe

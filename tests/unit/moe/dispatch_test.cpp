@@ -180,6 +180,21 @@ TEST_CASE("a token's row travels once to each rank, however many of its experts 
   });
 }
 
+TEST_CASE("copies send every token's row to every rank, whatever was routed; unrouted ones get nothing back but 0") {
+  run_ranks(2, [](ThreadComm& world) {
+    Bench bench(world, {4, 3, 8, 2, DType::f32}, {.transport = Transport::peer, .send_by = moe::SendBy::copies});
+    std::vector<std::int32_t> ids = {0, 1, 2, 7, -1, 8};  // on rank 0, on both, nowhere
+    std::vector<float> x(9, 1.f), weights(6, 1.f);
+    const moe::ExpertRows rows = bench.dispatch(x, ids, weights);
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK(bench.saved.record.send_counts[rank] == 3);
+      CHECK(bench.saved.record.recv_counts[rank] == 3);
+    }
+    std::vector<float> out(rows.rows.as<float>(), rows.rows.as<float>() + 3 * bench.plan.capacity_rows());
+    CHECK(bench.combine(out) == std::vector<float>{2, 2, 2, 2, 2, 2, 0, 0, 0});
+  });
+}
+
 TEST_CASE("group sizes 0 1 44 127 128 129 0 8 start at multiples of 128") {
   const int sizes[] = {0, 1, 44, 127, 128, 129, 0, 8};
   std::vector<std::int32_t> ids;

@@ -204,6 +204,7 @@ struct RunSettings {
   std::int64_t max_tokens = 0;  // 0: the most of any rank
   unsigned char fill = 0xff;    // of workspaces and outputs: NaN
   int steps = 1;                // weight gradients accumulate over them
+  moe::SendBy send_by = moe::SendBy::automatic;
 };
 
 /// The layer over `problem.tokens.size()` ranks. With given ids where `give_ids`; outputs of the last step.
@@ -217,7 +218,9 @@ Answer<T> run(const Problem<T>& problem, const RunSettings& settings, bool give_
                 moe::LayerShape{settings.max_tokens != 0 ? settings.max_tokens : std::max<std::int64_t>(most, 1),
                                 s.hidden, s.inner, s.experts, s.k, dtype_of<T>},
                 {.router = {.scoring = moe::Scoring::softmax_topk, .renormalize = true},
-                 .dispatch = {settings.transport, settings.row_alignment},
+                 .dispatch = {.transport = settings.transport,
+                              .row_alignment = settings.row_alignment,
+                              .send_by = settings.send_by},
                  .experts = {}});
 
   const auto poisoned = [&](auto& vector, std::int64_t count) {

@@ -31,6 +31,9 @@ void check_grid() {
       CHECK(worst(peer, solve(problem)) < tolerance<T>());
       CHECK(run(problem, {.transport = Transport::collective}) == peer);
       CHECK(run(problem, {.transport = Transport::peer, .row_alignment = 1}) == peer);
+      for (const moe::SendBy send_by : {moe::SendBy::stores, moe::SendBy::copies}) {
+        CHECK(run(problem, {.send_by = send_by}) == peer);
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
 // The load-balance loss: value and gradient against the definition on one rank, whatever the mesh, masks and scope.
 #include <pleat/moe/losses.hpp>
 
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -229,6 +230,37 @@ TEST_CASE("counters pass 2^31 and 2^32 exactly") {
   CHECK(counts[0] == 4294967296.0);
   CHECK(counts[2] == 8589934593.0);
   CHECK(dprobs[0] == doctest::Approx(2 * 4294967296.0 / 8589934593.0).epsilon(1e-15));
+}
+
+TEST_CASE("ranks that plan different losses all hear which, when they bind") {
+  const auto texts = [](auto plan_of) {
+    std::array<std::string, 2> all;
+    run_ranks(2, [&](ThreadComm& world) {
+      const auto plan = plan_of(world.rank());
+      const HostBuffer scratch(plan.footprint().scratch), persistent(plan.footprint().persistent);
+      try {
+        moe::bind(plan, HostExecutor{}, GroupComm<ThreadComm>(world),
+                  Memory<>{.scratch = scratch.block(), .persistent = persistent.block()});
+      } catch (const comm_error& e) {
+        all[static_cast<std::size_t>(world.rank())] = e.what();
+      }
+    });
+    CHECK(all[0] == all[1]);
+    return all[0];
+  };
+  CHECK(texts([](int rank) {
+          return moe::plan(2, moe::LoadBalanceShape{4, 2}, {rank == 0 ? 0.5 : 0.25, BalanceScope::micro_batch});
+        }) ==
+        "pleat[C36]: rank 1 binds moe load balance with alpha=0.25, rank 0 with alpha=0.5; plan alike on every rank of "
+        "{0, 1}");
+  CHECK(texts([](int rank) {
+          return moe::plan(2, moe::LoadBalanceShape{4, 2},
+                           {1, rank == 0 ? BalanceScope::micro_batch : BalanceScope::sequence});
+        }).find("with scope=sequence, rank 0 with scope=micro_batch") != std::string::npos);
+  CHECK(texts([](int rank) {
+          return moe::plan(2, moe::SelectionBiasShape{4, 1 + rank});
+        }).find("pleat[C36]: rank 1 binds moe selection bias with k=2, rank 0 with k=1") == 0);
+  CHECK(texts([](int) { return moe::plan(2, moe::SelectionBiasShape{4, 1}); }).empty());
 }
 
 TEST_CASE("errors name the values") {

@@ -110,6 +110,23 @@ TEST_CASE("sizes whose products do not fit, dtypes and options that are no value
   CHECK_THROWS_WITH_AS(plan({8, 8, 0, 1}), "pleat[E02]: experts=0 must be at least 1", shape_error);
 }
 
+TEST_CASE("what sends rows is the table's choice unless the plan names it") {
+  const auto chosen = [](int ranks, int k, const moe::DispatchOptions& options) {
+    return moe::plan(ranks, DispatchShape{8, 4, 64, k}, options).options.send_by;
+  };
+  CHECK(chosen(2, 8, {.transport = Transport::peer}) == moe::SendBy::copies);
+  CHECK(chosen(2, 4, {.transport = Transport::peer}) == moe::SendBy::stores);
+  CHECK(chosen(4, 8, {.transport = Transport::peer}) == moe::SendBy::stores);
+  CHECK(chosen(1, 8, {.transport = Transport::peer}) == moe::SendBy::stores);
+  CHECK(chosen(2, 8, {.transport = Transport::collective}) == moe::SendBy::stores);
+  CHECK(chosen(2, 8, {.transport = Transport::peer, .send_by = moe::SendBy::stores}) == moe::SendBy::stores);
+  CHECK(chosen(8, 1, {.transport = Transport::peer, .send_by = moe::SendBy::copies}) == moe::SendBy::copies);
+  CHECK_THROWS_WITH_AS(chosen(2, 8, {.send_by = moe::SendBy::copies}), doctest::Contains("pleat[E14]: send_by=copies"),
+                       shape_error);
+  CHECK_THROWS_WITH_AS(chosen(2, 8, {.send_by = static_cast<moe::SendBy>(3)}), doctest::Contains("pleat[E14]"),
+                       shape_error);
+}
+
 TEST_CASE("a saved state belongs to its plan, and follows the order of calls") {
   const moe::DispatchPlan plan = moe::plan(1, DispatchShape{8, 4, 8, 2}, {.row_alignment = 1}),
                           other = moe::plan(1, DispatchShape{2, 4, 8, 2}, {.row_alignment = 1});
@@ -132,9 +149,9 @@ TEST_CASE("a saved state belongs to its plan, and follows the order of calls") {
   CHECK_THROWS_WITH_AS(
       dispatch(wrong),
       "pleat[E15]: a saved state for the plan ranks=1 max_tokens=2 hidden=4 experts=8 k=2 dtype=f32 "
-      "transport=collective row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0 was given to an "
+      "transport=collective send_by=stores row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0 was given to an "
       "operation of the plan ranks=1 max_tokens=8 hidden=4 experts=8 k=2 dtype=f32 transport=collective "
-      "row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0; make it from the operation's plan",
+      "send_by=stores row_alignment=1 overflow=worst_case max_rows=0 arena_rows=0; make it from the operation's plan",
       shape_error);
   CHECK_THROWS_WITH_AS(
       combine(saved),

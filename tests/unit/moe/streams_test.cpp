@@ -183,9 +183,11 @@ struct Rank {
 
 TEST_CASE("with peer access nothing is read or overwritten too early, and nothing is waited for on the host") {
   for (const int ranks : {1, 2, 4}) {
-    for (unsigned seed = 0; seed < 20; ++seed) {
+    for (unsigned seed = 0; seed < 40; ++seed) {
       const moe::DispatchPlan plan = moe::plan(ranks, moe::DispatchShape{max_tokens, hidden, experts, k, DType::f32},
-                                               {.transport = Transport::peer, .row_alignment = 4});
+                                               {.transport = Transport::peer,
+                                                .row_alignment = 4,
+                                                .send_by = seed % 2 == 0 ? moe::SendBy::stores : moe::SendBy::copies});
       DeferredWorld world(ranks, plan.footprint().symmetric);
       std::deque<Rank> all;
       for (int r = 0; r < ranks; ++r) all.emplace_back(world, r, ranks, plan, seed * 10).enqueue();
@@ -217,7 +219,7 @@ std::vector<float> balance(unsigned seed, Stream compute, Stream comm, const Hos
                            std::vector<float>& results, double& value, const moe::StepTokens& step,
                            const Enqueue& enqueue) {
   const auto plan = moe::plan(1, moe::LoadBalanceShape{experts, k}, {1.0, moe::BalanceScope::global_batch});
-  auto op = moe::bind(plan, Executor{}, GroupComm<Comm>(0), Memory<>{.persistent = persistent.block()});
+  auto op = moe::bind(plan, Executor{}, GroupComm<Comm>(0), Memory<>{.persistent = persistent.block()}, compute);
   const Streams<Stream> streams{compute, comm};
   for (int i = 0; i < steps; ++i) {
     enqueue([&ids, &probs, seed, i] {  // of this micro-batch: written over what the one before read

@@ -87,8 +87,13 @@ __device__ void scan_blocks(int columns, std::int64_t blocks, std::int32_t* coun
   }
 }
 
-/// The bits of ranks [first, first + column_chunk) that host one of a token's experts.
+/// The bits of ranks [first, first + column_chunk) that a token's row goes to: those that host one of its experts, or
+/// all.
 inline __device__ std::uint64_t ranks_of(const DispatchPlan& plan, const std::int32_t* ids, int first) {
+  if (plan.sends_all()) {
+    const int count = plan.ranks - first;
+    return count >= column_chunk ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+  }
   std::uint64_t ranks = 0;
   for (int j = 0; j < plan.shape.k; ++j) {
     if (!is_routed(ids, j, plan.shape.experts)) continue;

@@ -143,18 +143,21 @@ struct HostDispatchLeaf {
       const std::int32_t* token_ids = ids + t * plan.shape.k;
       SentRow* sent = r.sent + t * plan.max_sends();
       int count = 0;
-      for (int j = 0; j < plan.shape.k; ++j) {
-        if (!is_routed(token_ids, j, plan.shape.experts)) {
-          ++status->unrouted_choices;
-          continue;
-        }
-        const std::int32_t to = token_ids[j] / plan.experts_local();
+      const auto add = [&](std::int32_t to) {
         int at = 0;
         while (at < count && sent[at].rank < to) ++at;
-        if (at < count && sent[at].rank == to) continue;
+        if (at < count && sent[at].rank == to) return;
         std::copy_backward(sent + at, sent + count, sent + count + 1);
         sent[at].rank = to;
         ++count;
+      };
+      for (int p = 0; p < plan.ranks && plan.sends_all(); ++p) add(p);
+      for (int j = 0; j < plan.shape.k; ++j) {
+        if (is_routed(token_ids, j, plan.shape.experts)) {
+          add(token_ids[j] / plan.experts_local());
+        } else {
+          ++status->unrouted_choices;
+        }
       }
       for (int i = 0; i < count; ++i) {
         sent[i].slot = static_cast<std::int32_t>(r.send_counts[sent[i].rank]++);
