@@ -5,6 +5,8 @@
 #include <optional>
 #include <sstream>
 
+#include <pleat/checkpoint/json.hpp>
+
 #include "options.hpp"
 
 namespace mesh_plan {
@@ -25,11 +27,27 @@ inline std::vector<std::string> cells(const std::string& line) {
   return all;
 }
 
-/// Reads CSV whose first line names the columns; empty lines and those that begin with # are left out. What a line does
-/// not set is as in `defaults`. Errors: shape_error N06 for a line that is not like the first, and those of settings.
-inline std::vector<Measured> read_measured(std::istream& in, const Request& defaults) {
+/// What a run had for the setting `name`, or what was measured of it. Errors: those of settings.
+inline void set_cell(Measured& run, const std::string& name, const std::string& value) {
+  if (name == "peak-gib") {
+    run.peak_gib = number<double>(name, value);
+  } else if (name == "step-ms") {
+    run.step_ms = number<double>(name, value);
+  } else {
+    set(run.request, name, value);
+  }
+}
+/// As many ranks as its mesh has.
+inline Measured finished(Measured run) {
+  run.request.job.world = pleat::parse_mesh(run.request.mesh).world_size;
+  return run;
+}
+
+/// CSV: the first line names the columns; empty lines and those that begin with # are left out.
+inline std::vector<Measured> read_csv(const std::string& text, const Request& defaults) {
   std::vector<Measured> all;
   std::vector<std::string> columns;
+  std::istringstream in(text);
   int line_number = 0;
   for (std::string line; std::getline(in, line);) {
     ++line_number;
@@ -43,21 +61,34 @@ inline std::vector<Measured> read_measured(std::istream& in, const Request& defa
       pleat::fail<pleat::shape_error>("pleat[N06]: line ", line_number, " has ", row.size(),
                                       " cells where the first has ", columns.size());
     }
-    Measured measured{defaults, {}, {}};
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      if (columns[c] == "peak-gib") {
-        measured.peak_gib = number<double>("peak-gib", row[c]);
-      } else if (columns[c] == "step-ms") {
-        measured.step_ms = number<double>("step-ms", row[c]);
-      } else {
-        set(measured.request, columns[c], row[c]);
-      }
-    }
-    const pleat::RuntimeMesh mesh = pleat::parse_mesh(measured.request.mesh);
-    measured.request.job.world = mesh.world_size;
-    all.push_back(std::move(measured));
+    Measured run{defaults, {}, {}};
+    for (std::size_t c = 0; c < row.size(); ++c) set_cell(run, columns[c], row[c]);
+    all.push_back(finished(std::move(run)));
   }
-  if (all.empty()) pleat::fail<pleat::shape_error>("pleat[N06]: no measured line; the first names the columns");
+  return all;
+}
+/// JSON: an array of objects whose members are what CSV has as columns.
+inline std::vector<Measured> read_json(const std::string& text, const Request& defaults) {
+  std::vector<Measured> all;
+  const std::string where = "the file of measured runs";
+  pleat::checkpoint::JsonReader json(text, where);
+  json.array([&] {
+    Measured run{defaults, {}, {}};
+    json.object([&](const std::string& name) { set_cell(run, name, json.text()); });
+    all.push_back(finished(std::move(run)));
+  });
+  json.end();
+  return all;
+}
+/// Reads measured runs, JSON where the text begins with [, else CSV. What a run does not set is as in `defaults`.
+/// Errors: shape_error N06 for a line that is not like the first, or no run at all; checkpoint_error K01 for what is no
+/// JSON; those of settings.
+inline std::vector<Measured> read_measured(std::istream& in, const Request& defaults) {
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  const bool is_json = first != std::string::npos && text[first] == '[';
+  std::vector<Measured> all = is_json ? read_json(text, defaults) : read_csv(text, defaults);
+  if (all.empty()) pleat::fail<pleat::shape_error>("pleat[N06]: no measured run; a first line names CSV's columns");
   return all;
 }
 
@@ -76,7 +107,7 @@ inline Comparison compare(const std::vector<Measured>& all) {
     const pleat::estimate::Job& job = m.request.job;
     pleat::estimate::Planner planner(job);
     const auto estimate = planner.estimate(pleat::parse_mesh(m.request.mesh));
-    const double gib = estimate.memory.total() / (1 << 30), ms = estimate.step_seconds * 1e3;
+    const double gib = estimate.memory.total() / (1 << 30), ms = estimate.time.bound * 1e3;
     std::string memory(20, ' '), time;
     if (m.peak_gib) {
       const double percent = 100 * (gib / *m.peak_gib - 1);

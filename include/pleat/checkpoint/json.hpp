@@ -62,6 +62,8 @@ class JsonReader {
     if (goes_on || (text_[first] == '0' && at_ - first > 1)) wanted("a whole number");
     return value;
   }
+  /// A string, or a number, true, false or null as it stands.
+  std::string text() { return peek() == '"' ? string() : std::string(scalar()); }
   /// Takes any value, of at most 64 levels.
   void skip(int levels = 64) {
     if (levels == 0) wanted("fewer levels");
@@ -159,13 +161,14 @@ class JsonReader {
     }
   }
   /// A number, true, false or null.
-  void scalar() {
+  std::string_view scalar() {
     for (const std::string_view word : {"true", "false", "null"}) {
       if (text_.substr(at_, word.size()) == word) {
         at_ += word.size();
-        return;
+        return word;
       }
     }
+    const std::size_t first = at_;
     const auto digits = [&] {
       if (at_ == text_.size() || !is_digit(text_[at_])) wanted("a value");
       while (at_ < text_.size() && is_digit(text_[at_])) ++at_;
@@ -182,6 +185,7 @@ class JsonReader {
       take("+-");
       digits();
     }
+    return text_.substr(first, at_ - first);
   }
 
   std::string_view text_;

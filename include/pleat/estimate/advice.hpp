@@ -21,7 +21,7 @@ inline std::vector<Advice> advise(const Job& job, const Estimate& made) {
       Planner planner(other);
       const Estimate changed = planner.estimate(RuntimeMesh(degrees));
       if (changed.memory.total() > 0.99 * made.memory.total()) return;
-      found.push_back({change, changed.memory.total(), changed.step_seconds, changed.verdict});
+      found.push_back({change, changed.memory.total(), changed.time.bound, changed.verdict});
     } catch (const error&) {
       // The job cannot run that way, so it is no advice.
     }
@@ -56,7 +56,7 @@ inline std::vector<Advice> advise(const Job& job, const Estimate& made) {
   if (job.optimizer == fsdp::Optimizer::adamw) {
     consider_job("muon", [](Job& j) { j.optimizer = fsdp::Optimizer::muon; });
   }
-  for (const pipeline::Kind kind : {pipeline::Kind::one_f_one_b, pipeline::Kind::zb_v, pipeline::Kind::dualpipe_v}) {
+  for (const pipeline::Kind kind : pipeline::all_kinds) {
     if (now.pp > 1 && kind != job.schedule) consider_job(name_of(kind), [&](Job& j) { j.schedule = kind; });
   }
   std::stable_sort(found.begin(), found.end(),
@@ -69,7 +69,7 @@ inline void sort_estimates(std::vector<Estimate>& all) {
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) {
     if (a.verdict != b.verdict) return a.verdict < b.verdict;
     if (a.verdict == Verdict::too_large) return a.memory.total() < b.memory.total();
-    return a.step_seconds < b.step_seconds;
+    return a.time.bound < b.time.bound;
   });
 }
 

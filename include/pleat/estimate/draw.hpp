@@ -55,7 +55,7 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
   double most_bytes = 1.1 * static_cast<double>(job.gpu_bytes), most_seconds = 1e-9;
   for (const Row& row : shown) {
     most_bytes = std::max(most_bytes, row.made.memory.total());
-    most_seconds = std::max(most_seconds, row.made.step_seconds);
+    most_seconds = std::max(most_seconds, row.made.time.bound);
   }
   // A bar past twice the GPU's size says no more than that it is too long.
   most_bytes = std::min(most_bytes, 2.2 * static_cast<double>(job.gpu_bytes));
@@ -113,9 +113,9 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
     svg.rect(left + Style::memory_width + 52, y + 2, 52, Style::bar, 8, text("fill=\"", Style::pill(e.verdict), "\""));
     svg.label(left + Style::memory_width + 78, y + 14, 10, Style::words(e.verdict),
               e.verdict == Verdict::too_large ? "too large" : name_of(e.verdict), "text-anchor=\"middle\"");
-    svg.rect(steps, y + 2, std::max(1, step_x(e.step_seconds) - steps), Style::bar, 0, "fill=\"#c3cbd6\"");
-    svg.label(step_x(e.step_seconds) + 5, y + 14, 10, Ink::faint,
-              text(detail::seconds(e.step_seconds).c_str(), " ", name_of(e.limit)));
+    svg.rect(steps, y + 2, std::max(1, step_x(e.time.bound) - steps), Style::bar, 0, "fill=\"#c3cbd6\"");
+    svg.label(step_x(e.time.bound) + 5, y + 14, 10, Ink::faint,
+              text(detail::seconds(e.time.bound).c_str(), " ", name_of(e.time.limit)));
     y += Style::row;
   }
   svg.rect(x_of(size), top - 4, 2, bottom - top + 6, 0, "fill=\"#9c2a1f\"");

@@ -39,12 +39,11 @@ struct Job {
   std::int64_t micro_batches(const RuntimeMesh& mesh) const { return batch / (std::int64_t{micro_batch} * mesh.dp); }
   /// Tokens of a micro-batch on one rank.
   std::int64_t local_tokens(const RuntimeMesh& mesh) const { return micro_batch * (sequence / mesh.cp); }
-  int chunks_per_rank(const RuntimeMesh& mesh) const {
-    return mesh.pp == 1 || schedule == pipeline::Kind::one_f_one_b ? 1 : 2;
-  }
-  /// A mesh without a pipeline runs one micro-batch after the other.
+  int chunks_per_rank(const RuntimeMesh& mesh) const { return pipeline::chunks_per_rank(schedule_of(mesh)); }
+  /// A mesh without a pipeline runs one micro-batch after the other, or in pairs.
   pipeline::Kind schedule_of(const RuntimeMesh& mesh) const {
-    return mesh.pp == 1 ? pipeline::Kind::one_f_one_b : schedule;
+    using pipeline::Kind;
+    return mesh.pp == 1 && schedule != Kind::one_f_one_b_pairs ? Kind::one_f_one_b : schedule;
   }
 };
 

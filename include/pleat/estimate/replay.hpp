@@ -199,6 +199,15 @@ class Schedules {
   }
   /// Micro-batches that, added to enough of them, do what the same number before did.
   static std::int64_t period(int ranks) { return std::int64_t{2} * ranks; }
+  /// f(schedule) for a step of `micro_batches`, where f grows by as much with each period that a long step has more.
+  template <class F>
+  auto over_step(pipeline::Kind kind, int ranks, std::int64_t micro_batches, F f) {
+    const std::int64_t few = enough(ranks, micro_batches);
+    const auto last = f(get(kind, ranks, static_cast<int>(few)));
+    if (micro_batches == few) return last;
+    const double periods = static_cast<double>(micro_batches - few) / static_cast<double>(period(ranks));
+    return last + periods * (last - f(get(kind, ranks, static_cast<int>(few - period(ranks)))));
+  }
   /// Of all schedules that were made.
   std::size_t ops() const {
     std::size_t count = 0;

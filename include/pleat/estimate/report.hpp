@@ -30,7 +30,7 @@ inline std::string seconds(double value, int width = 0) {
   return fixed(value, value >= 100 ? 0 : value >= 10 ? 1 : value >= 1 ? 2 : 4, width);
 }
 inline double tokens_per_gpu_second(const Job& job, const Estimate& e) {
-  return static_cast<double>(job.batch) * static_cast<double>(job.sequence) / e.step_seconds / job.world;
+  return static_cast<double>(job.batch) * static_cast<double>(job.sequence) / e.time.bound / job.world;
 }
 }  // namespace detail
 
@@ -64,8 +64,8 @@ inline std::string draw_text(const Job& job, std::span<const Row> rows) {
     text += detail::left(to_string(e.mesh), mesh_width) + "  " + detail::left(name_of(e.verdict), 12) +
             detail::fixed(detail::gib(m.total()), 2, 8) + "  " + column(shards) + column(units) + column(acts) +
             column(m.total() - shards - units - acts) + v0::detail::padded(std::to_string(e.worst_rank()), 7) +
-            detail::seconds(e.step_seconds, 10) + detail::fixed(detail::tokens_per_gpu_second(job, e), 0, 11) + "  " +
-            detail::left(name_of(e.limit), 8) + detail::fixed(sent.nvlink / 1e9, 1, 11) +
+            detail::seconds(e.time.bound, 10) + detail::fixed(detail::tokens_per_gpu_second(job, e), 0, 11) + "  " +
+            detail::left(name_of(e.time.limit), 8) + detail::fixed(sent.nvlink / 1e9, 1, 11) +
             detail::fixed(sent.network / 1e9, 1, 12);
     if (!row.advice.empty()) {
       const Advice& best = row.advice.front();
@@ -91,8 +91,8 @@ inline std::string detail_text(const Job& job, const Row& row) {
     text += "  " + detail::left(name_of(static_cast<Part>(i)), 15) + detail::fixed(detail::gib(bytes), 3, 9) +
             " GiB  " + std::string(std::min<std::size_t>(width, 120), '#') + '\n';
   }
-  text += "\nstep: at least " + detail::seconds(e.step_seconds) + " s, bound by " + name_of(e.limit) + "; " +
-          std::to_string(e.micro_batches) + " micro-batches, " + detail::fixed(100 * e.bubble_share, 1) +
+  text += "\nstep: at least " + detail::seconds(e.time.bound) + " s, bound by " + name_of(e.time.limit) + "; " +
+          std::to_string(e.micro_batches) + " micro-batches, " + detail::fixed(100 * e.time.bubble_share, 1) +
           " % bubble; " + detail::fixed(detail::tokens_per_gpu_second(job, e), 0) + " tokens/s per GPU\n";
   text += "  sent per rank        NVLink GB   network GB\n";
   for (int i = 0; i < use_count; ++i) {
@@ -151,8 +151,8 @@ inline std::string to_json(const Job& job, std::span<const Row> rows) {
               member("nvlink", bytes.nvlink) + ", " + member("network", bytes.network) + '}';
     }
     json += "}, " + member("micro_batches", static_cast<double>(e.micro_batches)) + ", " +
-            member("step_seconds", e.step_seconds) + ", " + quoted("bound_by", name_of(e.limit)) + ", " +
-            member("bubble_share", e.bubble_share) + ", \"helps\": [";
+            member("step_seconds", e.time.bound) + ", " + quoted("bound_by", name_of(e.time.limit)) + ", " +
+            member("bubble_share", e.time.bubble_share) + ", \"helps\": [";
     for (std::size_t i = 0; i < row.advice.size(); ++i) {
       const Advice& a = row.advice[i];
       json += std::string(i == 0 ? "" : ", ") + '{' + quoted("change", a.change) + ", " +

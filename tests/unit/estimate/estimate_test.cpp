@@ -253,6 +253,9 @@ TEST_CASE("bad input is refused with an id") {
   check_id("[N06]", [&] { read("mesh,sequence\npp1-dp2-cp1-ep1\n"); });
   check_id("[N06]", [&] { read("mesh,sequence\n# nothing\n"); });
   check_id("[N05]", [&] { read("mesh,peak-gib\npp1-dp2-cp1-ep1,x\n"); });
+  check_id("[N05]", [&] { read(R"([{"layers": true}])"); });
+  check_id("[N06]", [&] { read("[]"); });
+  check_id("[K01]", [&] { read(R"([{"mesh": "pp1-dp2-cp1-ep1"})"); });
 }
 
 TEST_CASE("measured runs are compared line by line") {
@@ -268,4 +271,9 @@ TEST_CASE("measured runs are compared line by line") {
   const mesh_plan::Comparison made = compare(measured);
   CHECK(made.table.find("in 2 configurations") != std::string::npos);
   CHECK(made.worst_percent > 90);  // of a GiB and a half
+
+  // The same as JSON.
+  std::istringstream json(R"( [{"mesh": "pp1-dp4-cp2-ep4", "batch": 8, "peak-gib": 1},
+                               {"mesh": "pp1-dp2-cp2-ep1", "batch": "4", "peak-gib": 5e-1}])");
+  CHECK(compare(read_measured(json, request)).table == made.table);
 }
