@@ -42,6 +42,12 @@ set(latents --lora 12 --nope-dim 8 --rope-dim 4 --value-dim 6 --heads 4 --kv-hea
 pleat_add_run(train_moe_1f1b TEXT "check: loss" COMMAND train_moe --mesh pp4-dp1-cp2-ep2 --schedule 1f1b --ragged ${pipeline})
 pleat_add_run(train_moe_zbv TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp4-ep2 --schedule zbv --packed
               ${pipeline} ${latents})
+pleat_add_run(train_moe_pairs TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp1-ep2 --schedule 1f1b-pairs
+              --times train_moe_pairs.txt ${pipeline})
+set_tests_properties(train_moe_pairs PROPERTIES FIXTURES_SETUP train_moe_times)
+pleat_add_run(pipeline_map_measured TEXT "1f1b-pairs: 2 ranks, 4 micro-batches.*F3&B0" COMMAND pipeline_map 1f1b-pairs 2 4
+              --times train_moe_pairs.txt)
+set_tests_properties(pipeline_map_measured PROPERTIES FIXTURES_REQUIRED train_moe_times)
 pleat_add_run(train_moe_dualpipev TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp2-ep4 --schedule dualpipev --packed
               --ragged --optimizer muon ${pipeline} ${latents})
 

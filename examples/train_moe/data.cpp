@@ -64,18 +64,37 @@ std::vector<std::int64_t> DataMap::documents(std::int64_t sample, std::int64_t l
   return ends;
 }
 
-pleat::moe::StepTokens DataMap::step_tokens(std::int64_t first) const {
-  pleat::moe::StepTokens sum;
+template <class F>
+void DataMap::for_each_sample(std::int64_t first, F f) const {
   const int samples = micro_batch_ * dp_;
   for (int i = 0; i < micro_batches_; ++i) {
     const std::int64_t length = lengths_[static_cast<std::size_t>(length_of(first, i))];
     for (int k = 0; k < samples; ++k) {
-      const auto ends = documents(first + static_cast<std::int64_t>(i) * samples + k, length);
-      sum.routed += static_cast<double>(length);
-      sum.targets += static_cast<double>(length) - (packed_ ? static_cast<double>(ends.size()) : 0);
+      f(length, documents(first + static_cast<std::int64_t>(i) * samples + k, length));
     }
   }
+}
+
+pleat::moe::StepTokens DataMap::step_tokens(std::int64_t first) const {
+  pleat::moe::StepTokens sum;
+  for_each_sample(first, [&](std::int64_t length, const std::vector<std::int64_t>& ends) {
+    sum.routed += static_cast<double>(length);
+    sum.targets += static_cast<double>(length) - (packed_ ? static_cast<double>(ends.size()) : 0);
+  });
   return sum;
+}
+
+double DataMap::step_pairs(std::int64_t first) const {
+  double pairs = 0;
+  for_each_sample(first, [&](std::int64_t, const std::vector<std::int64_t>& ends) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : ends) {
+      const auto length = static_cast<double>(end - begin);
+      pairs += length * (length + 1) / 2;
+      begin = end;
+    }
+  });
+  return pairs;
 }
 
 MicroBatch DataMap::micro_batch(std::int64_t first, int accumulation) const {

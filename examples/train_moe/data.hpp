@@ -68,13 +68,18 @@ class DataMap {
 
   /// Micro-batch `accumulation` of the step that begins with sample `first`.
   MicroBatch micro_batch(std::int64_t first, int accumulation) const;
-  /// Of the step on all ranks.
+  /// Of the step that begins with sample `first`, on all ranks.
   pleat::moe::StepTokens step_tokens(std::int64_t first) const;
+  /// The pairs of a query and a key that it sees.
+  double step_pairs(std::int64_t first) const;
 
  private:
   static constexpr std::int64_t documents_per_sequence = 16;
 
   int length_of(std::int64_t first, int accumulation) const;
+  /// Calls f(length, ends of its documents) for every sample of a step.
+  template <class F>
+  void for_each_sample(std::int64_t first, F f) const;
   /// Where the documents of a sample of `length` tokens end, ascending.
   std::vector<std::int64_t> documents(std::int64_t sample, std::int64_t length) const;
   pleat::TokenSpans local(std::int64_t tokens) const { return pleat::zigzag_spans(tokens, cp_, cp_rank_); }

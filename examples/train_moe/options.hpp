@@ -90,6 +90,8 @@ struct Options {
   bool runtime_mesh = false;
   bool quiet = false;
   std::string json;
+  std::string times;
+  double peak_tflops = 0;  // of a rank's device; 0: not known
   bool log_routing = false;
   int fail_rank = -1;
   int fail_step = 1;

@@ -49,6 +49,9 @@ class Parameters {
   int experts_local() const { return experts_local_; }
   std::span<const pleat::fsdp::ShardMemory> shards() const { return shards_.shards(); }
 
+  /// Of what exports go through; none until the first.
+  std::int64_t staging_bytes() const { return static_cast<std::int64_t>(staging_.size_bytes()); }
+
   void begin(std::span<const int> order) { shards_.begin(order); }
   /// Gathers a unit for the time of `use(view)`, whose work is on the compute stream of `lane`.
   template <class F>

@@ -1,11 +1,8 @@
 // The program on any backend: what all ranks of a run share, what one rank does, and what is printed and logged.
 #pragma once
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -15,64 +12,10 @@
 
 #include "check.hpp"
 #include "checkpoints.hpp"
+#include "run.hpp"
 #include "trainer.hpp"
 
-extern const char train_moe_commit[];
-
 namespace train_moe {
-
-/// What all ranks of a run share. Rank 0 alone prints and logs.
-struct Run {
-  Options options;
-  Text text;
-  std::string name;  // of this start
-  std::ofstream json;
-  RoutingRecord record;
-  Book parameters, gradients;
-  Differences differences;
-  std::int64_t ties = 0;
-
-  explicit Run(const Options& o)
-      : options(o), text(o.text, o.sequence, o.batch), name(new_name()), record(o, o.micro_batches()) {
-    if (o.json.empty()) return;
-    json.open(o.json);
-    if (!json) throw usage_error("--json " + o.json + " cannot be written; name a file in a folder that exists");
-  }
-
- private:
-  static std::string new_name() {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) + "-" +
-           std::to_string(::getpid());
-  }
-};
-
-inline void show_step(Run& run, std::int64_t step, const StepReport& report, double seconds, std::int64_t peak_bytes) {
-  const double speed = static_cast<double>(report.tokens) / seconds;
-  if (!run.options.quiet) {
-    std::printf("step %3lld/%d  loss %.6f  balance %.6f  norm %.6f  lr %.2e  %8.0f tokens/s  %.1f MiB\n",
-                static_cast<long long>(step), run.options.steps, report.loss, report.balance, report.norm,
-                report.learning_rate, speed, static_cast<double>(peak_bytes) / 0x1p20);
-    std::fflush(stdout);
-  }
-  if (run.json.is_open()) {
-    char routing[32] = "";
-    if (run.options.log_routing) {
-      std::snprintf(routing, sizeof(routing), "%016llx",
-                    static_cast<unsigned long long>(run.record.take_digest(step - 1)));
-    }
-    char line[640];
-    std::snprintf(line, sizeof(line),
-                  "{\"step\": %lld, \"loss\": %.17g, \"balance\": %.17g, \"norm\": %.17g, \"lr\": %.17g, "
-                  "\"tokens\": %lld, \"seconds\": %.6f, \"tokens_per_second\": %.1f, \"peak_bytes\": %lld, "
-                  "\"routing\": \"%s\", \"commit\": \"%s\"}\n",
-                  static_cast<long long>(step), report.loss, report.balance, report.norm, report.learning_rate,
-                  static_cast<long long>(report.tokens), seconds, speed, static_cast<long long>(peak_bytes), routing,
-                  train_moe_commit);
-    run.json << line << std::flush;
-    if (!run.json) throw std::runtime_error("--json " + run.options.json + " could not be written: is its disk full?");
-  }
-}
 
 /// What one rank does.
 template <class Backend, class T>
@@ -103,12 +46,16 @@ void train(const Groups<typename Backend::Comm>& groups, Run& run) {
     checkpoints.after_update();
     if (o.every > 0 && (step + 1) % o.every == 0) checkpoints.save();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    if (rank == 0) show_step(run, step + 1, report, seconds.count(), trainer.peak_bytes());
+    if (rank == 0) run.show_step(step + 1, report, trainer.times().read(), seconds.count(), trainer.peak_bytes());
     if (reference) reference->compare_step(static_cast<int>(step), run.parameters, run.gradients, report);
     if (o.check) {  // the next step writes the books anew
       groups.world.barrier(trainer.stream());
       groups.world.wait(trainer.stream());
     }
+  }
+  if (!o.times.empty()) {
+    const auto spans = trainer.pipeline_spans();
+    if (rank == 0) run.write_times(spans);
   }
   if (!o.save.empty() && checkpoints.saved_step() != trainer.progress().step) checkpoints.save();
   checkpoints.finish();

@@ -10,11 +10,13 @@
 #include <pleat/pipeline.hpp>
 
 #include "data.hpp"
+#include "flops.hpp"
 #include "groups.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
 #include "rehearsal.hpp"
 #include "stage_model.hpp"
+#include "step_times.hpp"
 
 namespace train_moe {
 
@@ -25,6 +27,7 @@ struct StepReport {
   double norm = 0;     // of the gradient of the mean
   double learning_rate = 0;
   std::int64_t tokens = 0;  // targets
+  double flops = 0;         // of the model, on all ranks
 };
 
 /// Where a run stands between two steps.
@@ -56,21 +59,29 @@ class Trainer {
   /// Forward and backward of all micro-batches of the next step: leaves the gradients, summed over the mesh, in the
   /// shards.
   StepReport compute_gradients() {
+    times_->begin(stream());
     load_batches();
     parameters_->begin(unit_order_);
     stages_->begin_step(batches_, step_tokens_, norm_->sums());
     std::vector<std::int64_t> rows;
     for (const DeviceBatch& batch : batches_) rows.push_back(batch.rows());
-    pipeline_->run({stream(), backend_.transfers()}, rows, *stages_);
+    pipeline_->run({stream(), backend_.transfers()}, rows, *stages_, *times_);
     parameters_->finish_gradients();
     stages_->end_step();
-    const pleat::optim::StepResult result = read(norm_->run(parameters_->shards(), options_.clip, stream()));
+    const pleat::optim::StepResult* const norm = norm_->run(parameters_->shards(), options_.clip, stream());
+    times_->norm_is_known(stream());
+    const pleat::optim::StepResult result = read(norm);
     if (result.status != 0) stages_->check();
     pleat::optim::check(result);
     progress_.applied = result.steps;
     progress_.skipped = result.skipped;
-    return {result.loss, result.aux_loss, result.norm, learning_rate(options_.learning_rate),
-            static_cast<std::int64_t>(result.tokens)};
+    return {result.loss,
+            result.aux_loss,
+            result.norm,
+            learning_rate(options_.learning_rate),
+            static_cast<std::int64_t>(result.tokens),
+            training_flops(options_.model, data_.step_tokens(progress_.position).routed,
+                           data_.step_pairs(progress_.position))};
   }
 
   /// Applies the gradients of `compute_gradients`, and goes on to the next step.
@@ -78,6 +89,7 @@ class Trainer {
     optimizer_->step(norm_->result(), {learning_rate(options_.learning_rate), learning_rate(options_.muon_rate)},
                      stream());
     parameters_->changed();
+    times_->end(stream());
     ++progress_.step;
     progress_.position += options_.batch;
   }
@@ -96,10 +108,31 @@ class Trainer {
   const pleat::pipeline::Schedule& schedule() const { return pipeline_->plan().schedule; }
   typename Backend::Stream stream() const { return backend_.compute(0); }
   typename Backend::Stream snapshots() const { return backend_.snapshots(); }
+  /// Where the time of the step before went on this rank; the stream was waited for.
+  const StepTimes<Backend>& times() const { return *times_; }
+  /// The times of all its operations, pipeline rank after rank; collective over the pp group.
+  std::vector<std::vector<pleat::pipeline::Span>> pipeline_spans() {
+    std::vector<std::vector<pleat::pipeline::Span>> all;
+    std::size_t most = 0;
+    for (const auto& program : schedule().programs) all.emplace_back(program.ops.size());
+    for (const auto& rank : all) most = std::max(most, rank.size());
+    std::vector<double> own;
+    for (const pleat::pipeline::Span& span : times_->spans()) own.insert(own.end(), {span.start, span.finish});
+    own.resize(2 * most);
+    const std::vector<double> gathered = gather(groups_.pp, own);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      for (std::size_t i = 0; i < all[r].size(); ++i) {
+        const double* const at = gathered.data() + 2 * (r * most + i);
+        all[r][i] = {at[0], at[1]};
+      }
+    }
+    return all;
+  }
   /// The kernels of each lane.
   const std::deque<Kernels>& kernels() const { return kernels_; }
-  /// Device memory of this rank, all of it taken before the first step; of the rank that has most.
-  std::int64_t peak_bytes() const { return peak_bytes_; }
+  /// Device memory of the rank that has most, all of it taken before the first step, but for what exports are staged
+  /// in.
+  std::int64_t peak_bytes() const { return peak_bytes_ + parameters_->staging_bytes(); }
 
  private:
   using Stages = StageModel<Backend, T>;
@@ -135,10 +168,12 @@ class Trainer {
     optimizer_.emplace(pleat::optim::bind(optimizer, Executor{}, groups_.shards.dense.reduce,
                                           groups_.shards.expert.reduce, parameters_->shards(),
                                           memory_for(optimizer.footprint()), stream()));
+    times_.emplace(schedule.programs[static_cast<std::size_t>(groups_.me.pp)].ops);
     pipeline_.emplace(pleat::pipeline::bind(pipeline, Executor{}, groups_.pp, memory_for(pipeline.footprint())));
     arena_->seal(groups_.stage);
     allocate_batches();
-    share_peak();
+    const std::vector<double> all = gather(groups_.world, {static_cast<double>(bytes_)});
+    peak_bytes_ = static_cast<std::int64_t>(*std::max_element(all.begin(), all.end()));
   }
 
   /// Before the memory of the run is taken, and before any rank waits for another.
@@ -148,9 +183,7 @@ class Trainer {
     groups_.world.wait(stream());
   }
 
-  pleat::Block block(std::size_t bytes) {
-    return buffers_.emplace_back(counted(bytes)).block();
-  }
+  pleat::Block block(std::size_t bytes) { return buffers_.emplace_back(counted(bytes)).block(); }
   /// `bytes`, which the device will have less.
   std::size_t counted(std::size_t bytes) {
     bytes_ += static_cast<std::int64_t>(bytes);
@@ -219,17 +252,17 @@ class Trainer {
     groups_.world.wait(stream());
     return *result_;
   }
-  void share_peak() {
-    const auto ranks = static_cast<std::size_t>(groups_.world.size());
-    const pleat::Block on_device = block((ranks + 1) * sizeof(double));
-    const auto own = static_cast<double>(bytes_);
-    auto* const all = reinterpret_cast<double*>(on_device.data);
-    std::vector<double> values(ranks);
-    Executor{}.copy(all + ranks, &own, sizeof(double), stream());
-    groups_.world.all_gather(all + ranks, all, 1, pleat::DType::f64, stream());
-    Executor{}.copy(values.data(), all, ranks * sizeof(double), stream());
+  /// Values of all ranks of a group, as many of each; waits.
+  std::vector<double> gather(const pleat::GroupComm<Comm>& group, const std::vector<double>& own) const {
+    const std::size_t bytes = own.size() * sizeof(double);
+    std::vector<double> all(own.size() * static_cast<std::size_t>(group.size()));
+    const typename Backend::Buffer buffer(bytes + all.size() * sizeof(double));
+    std::byte* const gathered = buffer.data() + bytes;
+    Executor{}.copy(buffer.data(), own.data(), bytes, stream());
+    group.all_gather(buffer.data(), gathered, own.size(), pleat::DType::f64, stream());
+    Executor{}.copy(all.data(), gathered, all.size() * sizeof(double), stream());
     groups_.world.wait(stream());
-    peak_bytes_ = static_cast<std::int64_t>(*std::max_element(values.begin(), values.end()));
+    return all;
   }
 
   double learning_rate(double full) const {
@@ -253,6 +286,8 @@ class Trainer {
   std::optional<pleat::optim::StepNorm<Executor, Comm>> norm_;
   std::optional<Optimizer> optimizer_;
   std::optional<pleat::pipeline::Pipeline<Executor, Comm>> pipeline_;
+
+  std::optional<StepTimes<Backend>> times_;
 
   std::vector<int> unit_order_;  // of a step
   StepBlock host_step_{}, device_step_{};

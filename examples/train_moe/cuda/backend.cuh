@@ -4,6 +4,9 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <vector>
+
+#include <nvtx3/nvToolsExt.h>
 
 #include <pleat/cuda/thread_comm.hpp>
 
@@ -12,6 +15,31 @@
 
 namespace train_moe {
 
+/// See HostClock: on the device's own time.
+class CudaClock {
+ public:
+  void mark(std::size_t i, cudaStream_t s) {
+    while (i >= events_.size()) events_.emplace_back(/*with_timing=*/true);
+    pleat::check_cuda(cudaEventRecord(events_[i], s), "cudaEventRecord");
+  }
+  double seconds(std::size_t from, std::size_t to) const {
+    float milliseconds = 0;
+    pleat::check_cuda(cudaEventElapsedTime(&milliseconds, events_[from], events_[to]), "cudaEventElapsedTime");
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
+
+ private:
+  std::vector<pleat::CudaEvent> events_;
+};
+/// See HostRange: a range of NVTX.
+class NvtxRange {
+ public:
+  explicit NvtxRange(const char* name) { (void)nvtxRangePushA(name); }
+  NvtxRange(const NvtxRange&) = delete;
+  NvtxRange& operator=(const NvtxRange&) = delete;
+  ~NvtxRange() { (void)nvtxRangePop(); }
+};
+
 /// See HostBackend. Sums of gradients go first where they find room beside what computes.
 struct CudaStreams {
   using Device = pleat::cuda_device;
@@ -19,6 +47,8 @@ struct CudaStreams {
   using Buffer = pleat::CudaBuffer;
   using PinnedBuffer = pleat::PinnedBuffer;
   using Stream = cudaStream_t;
+  using Clock = CudaClock;
+  using Range = NvtxRange;
 
   static constexpr std::int64_t row_alignment = 128;
   static constexpr bool loads_late = true;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <vector>
 
 #include <pleat/comm.hpp>
 #include <pleat/tensor.hpp>
@@ -9,6 +10,25 @@
 #include "ops.hpp"
 
 namespace train_moe {
+
+/// Moments of a stream, by number; differences may be read once it is done.
+class HostClock {
+ public:
+  void mark(std::size_t i, pleat::HostStream) {
+    if (i >= marks_.size()) marks_.resize(i + 1);
+    marks_[i] = std::chrono::steady_clock::now();
+  }
+  double seconds(std::size_t from, std::size_t to) const {
+    return std::chrono::duration<double>(marks_[to] - marks_[from]).count();
+  }
+
+ private:
+  std::vector<std::chrono::steady_clock::time_point> marks_;
+};
+/// A part of a rank's host work that profilers know by a name.
+struct HostRange {
+  explicit HostRange(const char* /*name*/) {}
+};
 
 /// What the trainer needs of a device besides kernels; one object per rank, made in its thread, and owner of its
 /// streams. Lane 0 computes everything but the backward of a pair, which runs beside the forward on lane 1.
@@ -20,6 +40,8 @@ struct HostBackend {
   using Buffer = pleat::HostBuffer;
   using PinnedBuffer = pleat::HostBuffer;
   using Stream = pleat::HostStream;
+  using Clock = HostClock;
+  using Range = HostRange;
 
   /// Of expert-major rows.
   static constexpr std::int64_t row_alignment = 1;
