@@ -39,7 +39,7 @@ void check_all() {
   SUBCASE("failures") {
     check_failures<Backend>();
   }
-  SUBCASE("windows, signals and credits") {
+  SUBCASE("windows") {
     check_peer_access<Backend>();
   }
   SUBCASE("failures of windows") {

@@ -55,10 +55,11 @@ inline void wait_for_killed(pleat::NcclComm& world, const std::string& name, Dea
 
 /// One rank's process. Rank 0 survives, and sees in time who died.
 inline void process_dies(const std::string& name, Death death) {
-  const auto start = std::chrono::steady_clock::now();
+  auto start = std::chrono::steady_clock::now();
   std::string seen = "nothing";
   try {
     pleat::NcclComm world = process_world(0, 20s);
+    start = std::chrono::steady_clock::now();
     wait_for_killed(world, name, death);
   } catch (const pleat::comm_error& e) {
     seen = e.what();

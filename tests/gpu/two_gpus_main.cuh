@@ -53,7 +53,7 @@ inline void run_rank(Link& link, int rank, const Way& way, std::span<const Case>
   };
   const char* name = "setup";
   try {
-    constexpr auto limit = 20s;
+    constexpr auto limit = 60s;  // other programs may use the GPUs
     std::optional<testing_support::Watchdog> watchdog(std::in_place, name, limit, end_process);
     Rank site(link, rank);
     for (const Case& one : cases) {
