@@ -41,6 +41,19 @@ PLEAT_KERNEL void fill_normal(bfloat16* to, std::size_t elems, unsigned seed) {
   }
 }
 
+/// Adds to `sums` the squares of a - b, and those of b.
+PLEAT_KERNEL void add_squares(const bfloat16* a, const bfloat16* b, std::size_t elems, double* sums) {
+  double difference = 0, size = 0;
+  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < elems;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
+    const double x = static_cast<float>(a[i]), y = static_cast<float>(b[i]);
+    difference += (x - y) * (x - y);
+    size += y * y;
+  }
+  atomicAdd(sums, difference);
+  atomicAdd(sums + 1, size);
+}
+
 }  // namespace ring_attention_bench
 
 namespace {
@@ -52,7 +65,8 @@ using comm_bench::Site;
 /// A transport that moves nothing: every block is the own one.
 class NoTransfers {
  public:
-  NoTransfers(int rank, const ring::KeyValueBlock& sums) : rank_(rank), sums_(sums) {}
+  NoTransfers(int rank, const ring::KeyValueBlock& sums, const ring::KeyValueBlock& gathered)
+      : rank_(rank), sums_(sums), gathered_(gathered) {}
   using StreamPair = Streams<cudaStream_t>;
   void open(const ring::Work& work, const ring::KeyValueBlock& own, const StreamPair&) { work_ = &work, own_ = own; }
   void post(int, const StreamPair&) {}
@@ -66,9 +80,16 @@ class NoTransfers {
   void drop_sums(const StreamPair&) {}
   void close(const StreamPair&) {}
 
+  void gather(const StreamPair&) {}
+  Arrivals arrivals(const StreamPair&) const { return {}; }
+  ring::KeyValueBlock gathered() const { return gathered_; }
+  ring::KeyValueBlock gathered_part(int step, std::size_t index) const { return part(step, index); }
+  void end_arrivals(const StreamPair&) {}
+  void release_gathered(const StreamPair&) {}
+
  private:
   int rank_;
-  ring::KeyValueBlock sums_, own_;
+  ring::KeyValueBlock sums_, gathered_, own_;
   const ring::Work* work_ = nullptr;
 };
 
@@ -78,7 +99,7 @@ struct Heads {
 };
 /// TFLOP/s per GPU, of a row or that one has to reach; 0: none.
 struct Rates {
-  double forward = 0, backward = 0;
+  double forward = 0, backward = 0, at_once = 0;
 };
 /// What is attended over. Empty boundaries: one document.
 struct Stream {
@@ -110,7 +131,8 @@ class Rank {
   /// `ctas_beside_nccl`: also with so many CTAs, which leaves multiprocessors to NCCL; 0: without. Returns the rates by
   /// copies.
   Rates run(const Heads& heads, const Stream& stream, const Rates& bars, int ctas_beside_nccl = 0) {
-    const auto plan_of = [&](Transport transport, int max_ctas = 0) {
+    const auto plan_of = [&](Transport transport, int max_ctas = 0,
+                             ring::Launches launches = ring::Launches::per_step) {
       return ring::plan(site_.ranks(),
                         {.tokens = stream.tokens,
                          .q_heads = heads.q,
@@ -119,9 +141,10 @@ class Rank {
                          .v_dim = heads.v_dim,
                          .dtype = DType::bf16,
                          .cu_seqlens = stream.cu_seqlens},
-                        {.transport = transport, .layout = stream.layout, .max_ctas = max_ctas});
+                        {.transport = transport, .layout = stream.layout, .launches = launches, .max_ctas = max_ctas});
     };
-    const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective);
+    const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective),
+                     at_once = plan_of(Transport::peer, 0, ring::Launches::one);
     const std::int64_t local = peer.local_tokens(site_.rank());
     const auto q = tensor(local, heads.q, heads.qk_dim), k = tensor(local, heads.kv, heads.qk_dim),
                v = tensor(local, heads.kv, heads.v_dim), dout = tensor(local, heads.q, heads.v_dim),
@@ -130,8 +153,8 @@ class Rank {
     const Streams<cudaStream_t> s{site_.s, site_.side};
     const GroupComm<NcclComm> group(site_.world);
     const Footprint need = collective.footprint();
-    const CudaBuffer scratch(need.scratch), saved_bytes(need.saved), persistent(need.persistent);
-    const PinnedBuffer pinned(need.pinned_host);
+    const CudaBuffer scratch(need.scratch), saved_bytes(need.saved), persistent(at_once.footprint().persistent);
+    const PinnedBuffer pinned(at_once.footprint().pinned_host);
     const Memory<NcclArena> memory{scratch.block(), persistent.block(), pinned.block(), &site_.arena};
 
     struct Times {
@@ -158,25 +181,38 @@ class Rank {
     const bool are_equal = results[0] == results[1] && (!beside || results[0] == results[2]);
     if (site_.meet(are_equal ? 0 : 1) != 0) throw std::runtime_error("other bits by NCCL than by copies");
 
-    const auto plan = std::make_shared<const ring::Plan>(collective);
-    const ring::PlacedWork work(plan->work, site_.rank(), pinned.block(), persistent.block(), CudaExecutor{},
-                                s.compute);
-    const ring::detail::RingSchedule<CudaExecutor> schedule(plan, CudaExecutor{}, site_.rank(), scratch.block());
+    const double at_once_us = forward_at_once(at_once, memory, s, q, k, v, out, saved_bytes);
+    const auto other_k = tensor(local * (site_.ranks() - 1), heads.kv, heads.qk_dim),
+               other_v = tensor(local * (site_.ranks() - 1), heads.kv, heads.v_dim);
     Carver slots(scratch.block());
-    NoTransfers nothing(site_.rank(), ring::detail::block_of(ring::detail::take_slots(slots, *plan).sums[0], *plan,
-                                                             local, DType::f32, q.ref.device()));
-    const ring::detail::RingTensors tensors{q.ref, {k.ref, v.ref}, out.ref, schedule.statistics(saved_bytes.data())};
-    const Times alone = time([&] { schedule.forward(nothing, s, work, tensors); },
-                             [&] {
-                               schedule.backward(nothing, s, work, tensors, {dout.ref, dq.ref, {dk.ref, dv.ref}});
-                             });
+    NoTransfers nothing(site_.rank(),
+                        ring::detail::block_of(ring::detail::take_slots(slots, collective).sums[0], collective, local,
+                                               DType::f32, q.ref.device()),
+                        {other_k.ref, other_v.ref});
+    const auto alone_times = [&](const ring::Plan& of, bool with_backward) {
+      const auto plan = std::make_shared<const ring::Plan>(of);
+      const ring::PlacedWork work(plan->work, site_.rank(), pinned.block(), persistent.block(), CudaExecutor{},
+                                  s.compute);
+      const ring::detail::RingSchedule<CudaExecutor> schedule(plan, CudaExecutor{}, site_.rank(), scratch.block());
+      const ring::detail::RingTensors tensors{q.ref, {k.ref, v.ref}, out.ref, schedule.statistics(saved_bytes.data())};
+      return time([&] { schedule.forward(nothing, s, work, tensors); },
+                  [&] {
+                    if (with_backward) {
+                      schedule.backward(nothing, s, work, tensors, {dout.ref, dq.ref, {dk.ref, dv.ref}});
+                    }
+                  });
+    };
+    const Times alone = alone_times(collective, true), at_once_alone = alone_times(at_once, false);
 
     const std::vector<double> of_ranks = pairs_of_ranks(peer.spans, peer.shape.cu_seqlens, true);
     const double pairs = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) * heads.q / site_.ranks();
-    const Rates rates{add(heads, stream, "forward", 2 * pairs * (heads.qk_dim + heads.v_dim), pushed.forward,
-                          exchanged.forward, alone.forward, bars.forward),
-                      add(heads, stream, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
-                          exchanged.backward, alone.backward, bars.backward)};
+    const double forward_flops = 2 * pairs * (heads.qk_dim + heads.v_dim);
+    const Rates rates{
+        add(heads, stream, "forward", forward_flops, pushed.forward, exchanged.forward, alone.forward, bars.forward),
+        add(heads, stream, "backward", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), pushed.backward,
+            exchanged.backward, alone.backward, bars.backward),
+        add_way(std::string(heads.name) + " " + stream.name, "forward at once", forward_flops, at_once_us,
+                at_once_alone.forward, bars.at_once)};
     if (!stream.cu_seqlens.empty()) {
       report_.line("%43s %zu documents, %s: max/mean work of ranks %.4f (goal 1.02)", "", stream.cu_seqlens.size() - 1,
                    name_of(peer.layout), imbalance(of_ranks));
@@ -197,7 +233,7 @@ class Rank {
     const auto equal = static_cast<std::int64_t>(std::sqrt(2 * pairs)) / 1024 * 1024;
     const Rates dense = run(heads, one_document(equal), {});
     const Stream packed{"packed " + std::to_string(tokens / 1024) + "k", tokens, cu_seqlens};
-    run(heads, packed, {0.8 * dense.forward, 0.8 * dense.backward});
+    run(heads, packed, {0.8 * dense.forward, 0.8 * dense.backward, 0.8 * std::max(dense.forward, dense.at_once)});
     Stream by_zigzag = packed;
     by_zigzag.layout = ring::Layout::zigzag;
     run(heads, by_zigzag, {});
@@ -226,18 +262,53 @@ class Rank {
     return {std::move(memory), ref};
   }
 
-  double add(const Heads& heads, const Stream& stream, const char* pass, double flops, double pushed_us,
-             double exchanged_us, double alone_us, double bar) {
-    const std::string name = std::string(heads.name) + " " + stream.name;
+  /// Forward in one launch, whose results are those of `out` but for rounding; us.
+  double forward_at_once(const ring::Plan& plan, const Memory<NcclArena>& memory, const Streams<cudaStream_t>& s,
+                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const CudaBuffer& saved_bytes) {
+    auto op = ring::bind(plan, CudaExecutor{}, GroupComm<NcclComm>(site_.world), memory, s.compute);
+    const Tensor by_steps =
+        tensor(out.ref.extent(1), static_cast<int>(out.ref.extent(2)), static_cast<int>(out.ref.extent(3)));
+    check_cuda(
+        cudaMemcpyAsync(by_steps.ref.data(), out.ref.data(), out.memory.size_bytes(), cudaMemcpyDefault, s.compute),
+        "cudaMemcpyAsync");
+    check_cuda(cudaMemsetAsync(out.ref.data(), 0xff, out.memory.size_bytes(), s.compute), "cudaMemsetAsync");
+    ring::Saved saved(saved_bytes.block());
+    const double us = site_.measure_plain(
+        1, [&](int) { op.forward(s, q.ref, k.ref, v.ref, out.ref, saved); }, samples);
+    const CudaBuffer sums(2 * sizeof(double));
+    check_cuda(cudaMemsetAsync(sums.data(), 0, sums.size_bytes(), s.compute), "cudaMemsetAsync");
+    ring_attention_bench::add_squares<<<1024, 256, 0, s.compute>>>(
+        out.ref.template as<bfloat16>(), by_steps.ref.template as<bfloat16>(),
+        static_cast<std::size_t>(out.ref.elems()), reinterpret_cast<double*>(sums.data()));
+    check_launch("add_squares");
+    double found[2];
+    check_cuda(cudaMemcpyAsync(found, sums.data(), sizeof found, cudaMemcpyDefault, s.compute), "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(s.compute), "cudaStreamSynchronize");
+    const double error = std::sqrt(found[0] / found[1]);
+    if (site_.meet(error < 5e-3 ? 0 : 1) != 0) {
+      throw std::runtime_error("one launch is off by " + std::to_string(error));
+    }
+    return us;
+  }
+
+  double add_way(const std::string& name, const std::string& way, double flops, double us, double alone_us,
+                 double bar) {
     std::vector<comm_bench::Bar> bars;
     if (bar > 0) {
       bars.push_back({std::to_string(static_cast<int>(bar)) + " TFLOP/s", flops / bar / 1e6});
       bars.push_back({"transfers removed / 0.93", alone_us / 0.93});
     }
-    report_.add({name, std::string(pass) + " by copies", 0, pushed_us, 0, alone_us}, bars);
-    report_.line("%43s %.0f TFLOP/s; nothing transferred %.0f", "", flops / pushed_us / 1e6, flops / alone_us / 1e6);
+    report_.add({name, way, 0, us, 0, alone_us}, bars);
+    report_.line("%43s %.0f TFLOP/s; nothing transferred %.0f", "", flops / us / 1e6, flops / alone_us / 1e6);
+    return flops / us / 1e6;
+  }
+  double add(const Heads& heads, const Stream& stream, const char* pass, double flops, double pushed_us,
+             double exchanged_us, double alone_us, double bar) {
+    const std::string name = std::string(heads.name) + " " + stream.name;
+    const double rate = add_way(name, std::string(pass) + " by copies", flops, pushed_us, alone_us, bar);
     report_.add({name, std::string(pass) + " by NCCL", 0, exchanged_us, 0, alone_us});
-    return flops / pushed_us / 1e6;
+    return rate;
   }
 
   Site site_;
@@ -247,16 +318,16 @@ class Rank {
 
 int work(NcclComm& world, CudaThreadComm*, const gpu_ranks::Options& options) {
   Report report(world.rank(), world.size(), options.worker, options.json);
-  Rank rank(world, report, (options.quick ? std::size_t{2} : std::size_t{20}) << 30);
+  Rank rank(world, report, (options.quick ? std::size_t{4} : std::size_t{48}) << 30);
   report.title("ring attention, bf16, causal; floor: nothing transferred");
   const Heads mha{"32/32 d128", 32, 32, 128, 128};
   const auto seed = static_cast<unsigned>(std::stoul(options.value("--seed", "1")));
   const std::string rows = options.value("--rows", options.quick ? "16k" : "");
   const auto wants = [&](const char* row) { return rows.empty() || rows.find(row) != rows.npos; };
-  if (wants("16k")) rank.run(mha, one_document(16384), {540, 400}, 116);
+  if (wants("16k")) rank.run(mha, one_document(16384), {540, 400, 540}, 116);
   if (wants("packed")) rank.run_packed(mha, 65536, seed);
-  if (wants("32k")) rank.run(mha, one_document(32768), {560, 440});
-  if (wants("64k")) rank.run(mha, one_document(65536), {580, 480});
+  if (wants("32k")) rank.run(mha, one_document(32768), {560, 440, 560});
+  if (wants("64k")) rank.run(mha, one_document(65536), {580, 480, 580});
   for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
                              Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
     if (wants(heads.name)) rank.run(heads, one_document(32768), {});

@@ -21,6 +21,7 @@ struct RingHow {
   /// The plan knows nothing of the packed documents: each forward is given them. Then the layout must be named, since a
   /// plan chooses one for the documents it knows.
   bool places = false;
+  ring::Launches launches = ring::Launches::per_step;
 };
 
 inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Transport transport, const RingHow& how) {
@@ -33,7 +34,11 @@ inline ring::Plan ring_plan(const oracle::Problem& p, int cp, DType dtype, Trans
                      .v_dim = p.v_dim,
                      .dtype = dtype,
                      .cu_seqlens = how.places ? std::vector<std::int64_t>{0, p.tokens} : p.cu_seqlens},
-                    {.causal = p.causal, .transport = transport, .layout = how.layout, .max_ctas = how.max_ctas});
+                    {.causal = p.causal,
+                     .transport = transport,
+                     .layout = how.layout,
+                     .launches = how.launches,
+                     .max_ctas = how.max_ctas});
 }
 inline oracle::Outputs poisoned_outputs(const oracle::Problem& p, const oracle::Inputs& in) {
   const double nan = std::numeric_limits<double>::quiet_NaN();

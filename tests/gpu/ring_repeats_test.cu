@@ -1,6 +1,6 @@
 // Small rings many times: equal bits by every transport and any number of thread blocks, while streams are late and
-// other kernels take multiprocessors away; and rings captured in CUDA graphs. Arguments: a number of ranks, which alone
-// is then run, and a number of calls. Exit code 77 without a GPU.
+// other kernels take multiprocessors away, a launch per step or forward in one; and rings captured in CUDA graphs.
+// Arguments: a number of ranks, which alone is then run, and a number of calls. Exit code 77 without a GPU.
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
 #include <array>
 #include <cstdio>
@@ -29,6 +29,7 @@ using namespace pleat;
 using namespace std::chrono_literals;
 using conformance::require;
 using oracle::Problem;
+using ring::Launches;
 using ring::Layout;
 using templates_testing::DelayingExecutor;
 using OneGpu = conformance::CudaThreads<1>;
@@ -45,8 +46,8 @@ std::vector<Case> cases() {
   return {{"causal", {.tokens = 240, .q_heads = 4, .kv_heads = 2, .qk_dim = 64, .v_dim = 64}},
           {"documents", packed, Layout::balanced}};
 }
-ring::Plan plan_of(const Case& c, int ranks, Transport transport, int max_ctas = 0) {
-  return templates_testing::ring_plan(c.problem, ranks, DType::bf16, transport, {max_ctas, c.layout});
+ring::Plan plan_of(const Case& c, int ranks, Transport transport, Launches launches, int max_ctas = 0) {
+  return templates_testing::ring_plan(c.problem, ranks, DType::bf16, transport, {max_ctas, c.layout, false, launches});
 }
 
 /// What a comparison has found: how many 32-bit words differ, and in the first call that had one the lowest of these.
@@ -145,17 +146,46 @@ struct Bound {
   Op op;
 };
 
-/// Returns a text, empty when all calls have the bits of the first.
+/// Threads on devices that map each other already.
+class PairLink final : public two_gpus::Link {
+ public:
+  explicit PairLink(two_gpus::ThreadPair& pair) : pair_(pair) {}
+  void meet() override { pair_.barrier.arrive_and_wait(); }
+  std::byte* map_peer(int rank, std::byte* mine) override {
+    pair_.blocks[rank] = mine;
+    meet();
+    return pair_.blocks[1 - rank];
+  }
+
+ private:
+  two_gpus::ThreadPair& pair_;
+};
+/// Mapped memory of two ranks, with a GPU each or sharing one: what may be captured, and what kernels wait for.
+struct PairArena {
+  two_gpus::Rank* rank;
+  bool reachable(const Group& group) const { return group.size() == two_gpus::ranks; }
+  MappedPeers open(const Group&, std::size_t bytes, int channels) {
+    return rank->open((bytes + 127) / 128 * 128, channels);
+  }
+};
+static_assert(symmetric_arena<PairArena>);
+
+/// Returns a text, empty when all calls have the bits of the first. Two ranks with a GPU each also have flags in mapped
+/// memory.
 template <class Backend>
-std::string check_repeats(const Case& c, int ranks, int calls) {
+std::string check_repeats(const Case& c, int ranks, Launches launches, int calls) {
+  const bool maps = std::is_same_v<Backend, AllGpus> && ranks == two_gpus::ranks;
   std::vector<ring::Plan> plans;
   std::size_t symmetric = 0;
   for (const Transport transport : {Transport::collective, Transport::peer}) {
+    if (launches == Launches::one && transport == Transport::collective) continue;
     for (const int max_ctas : {0, 1, 5}) {
-      plans.push_back(plan_of(c, ranks, transport, max_ctas));
+      plans.push_back(plan_of(c, ranks, transport, launches, max_ctas));
       symmetric += plans.back().footprint().symmetric + 128;
     }
   }
+  two_gpus::ThreadPair pair;
+  PairLink link(pair);
   const unsigned seed = std::random_device{}();
   std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
   Backend::run(ranks, 30s, [&](CudaThreadComm& world) {
@@ -174,11 +204,25 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
     CudaThreadArena arena(group, symmetric);
     std::deque<Bound<CudaThreadArena>> ops;
     for (const ring::Plan& plan : plans) ops.emplace_back(plan, executor, group, &arena, s.compute);
+    std::optional<two_gpus::Rank> mapped;
+    if (maps) mapped.emplace(link, world.rank());
+    PairArena pair_arena{mapped ? &*mapped : nullptr};
+    std::deque<Bound<PairArena>> mapped_ops;
+    for (const ring::Plan& plan : plans) {
+      if (maps && plan.transport == Transport::peer) {
+        mapped_ops.emplace_back(plan, executor, group, &pair_arena, s.compute);
+      }
+    }
     std::mt19937 same(seed), own(std::random_device{}());
     for (int call = 0; call < calls; ++call) {
       templates_testing::spin<<<1 + own() % 200, 64, 0, noise>>>(own() % 200'000);
       tensors.poison(s.compute);
-      tensors.call(ops[call == 0 ? 0 : same() % ops.size()].op, s);
+      const std::size_t by = call == 0 ? 0 : same() % (ops.size() + mapped_ops.size());
+      if (by < ops.size()) {
+        tensors.call(ops[by].op, s);
+      } else {
+        tensors.call(mapped_ops[by - ops.size()].op, s);
+      }
       if (call == 0) {
         executor.copy(first.block().data, tensors.results(), tensors.results_bytes(), s.compute);
       } else {
@@ -210,31 +254,9 @@ std::string check_repeats(const Case& c, int ranks, int calls) {
   return all;
 }
 
-/// Threads on devices that map each other already.
-class PairLink final : public two_gpus::Link {
- public:
-  explicit PairLink(two_gpus::ThreadPair& pair) : pair_(pair) {}
-  void meet() override { pair_.barrier.arrive_and_wait(); }
-  std::byte* map_peer(int rank, std::byte* mine) override {
-    pair_.blocks[rank] = mine;
-    meet();
-    return pair_.blocks[1 - rank];
-  }
-
- private:
-  two_gpus::ThreadPair& pair_;
-};
-/// Mapped memory of two ranks, with a GPU each or sharing one: what may be captured.
-struct PairArena {
-  two_gpus::Rank* rank;
-  bool reachable(const Group& group) const { return group.size() == two_gpus::ranks; }
-  MappedPeers open(const Group&, std::size_t bytes, int channels) { return rank->open(bytes, channels); }
-};
-static_assert(symmetric_arena<PairArena>);
-
 /// Replays on new inputs have the bits of calls on them, in any order. Documents are placed by the graph too.
-std::string check_graph(const Case& c, int ranks) {
-  const ring::Plan plan = plan_of(c, ranks, Transport::peer);
+std::string check_graph(const Case& c, int ranks, Launches launches) {
+  const ring::Plan plan = plan_of(c, ranks, Transport::peer, launches);
   two_gpus::ThreadPair pair;
   PairLink link(pair);
   std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
@@ -320,17 +342,21 @@ int main(int argc, char** argv) {
   const int devices = cuda_device_count();
   if (devices < 2) std::printf("skipped: calls on all GPUs, 2 are needed\n");
   int failed = 0;
-  for (const Case& c : cases()) {
-    for (const int ranks : {2, 3, 8}) {
-      if (only != 0 && ranks != only) continue;
-      failed += fails(std::to_string(calls).append(" calls").c_str(), c.name, ranks,
-                      [&] { return check_repeats<OneGpu>(c, ranks, calls); });
-      if (devices < 2) continue;
-      failed += fails(std::to_string(calls).append(" calls on all GPUs").c_str(), c.name, ranks,
-                      [&] { return check_repeats<AllGpus>(c, ranks, calls); });
-    }
-    for (const int ranks : {1, 2}) {
-      if (only == 0 || ranks == only) failed += fails("graph", c.name, ranks, [&] { return check_graph(c, ranks); });
+  for (const Launches launches : {Launches::per_step, Launches::one}) {
+    std::printf("%s\n", name_of(launches));
+    for (const Case& c : cases()) {
+      for (const int ranks : {2, 3, 8}) {
+        if (only != 0 && ranks != only) continue;
+        failed += fails(std::to_string(calls).append(" calls").c_str(), c.name, ranks,
+                        [&] { return check_repeats<OneGpu>(c, ranks, launches, calls); });
+        if (devices < 2) continue;
+        failed += fails(std::to_string(calls).append(" calls on all GPUs").c_str(), c.name, ranks,
+                        [&] { return check_repeats<AllGpus>(c, ranks, launches, calls); });
+      }
+      for (const int ranks : {1, 2}) {
+        if (only != 0 && ranks != only) continue;
+        failed += fails("graph", c.name, ranks, [&] { return check_graph(c, ranks, launches); });
+      }
     }
   }
   std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);

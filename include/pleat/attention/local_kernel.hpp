@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <span>
 
 #include <pleat/attention/work.hpp>
@@ -48,6 +49,32 @@ struct AttentionForward {
   int max_ctas = 0;   // how many thread blocks may run at once; 0: as many as fit. The bits do not depend on it.
 };
 
+/// How a kernel sees that blocks of keys have come that were still under way when it was launched: a word of device
+/// memory per block and group of heads, which is written when the rows are there. Without words they are.
+struct Arrivals {
+  static constexpr int most_blocks = 7;
+
+  const std::uint64_t* words[most_blocks] = {};  // of each block's first heads; the next group's: `word_stride` on
+  std::int64_t word_stride = 0;
+  int heads_per_word = 1;      // key-value heads
+  std::uint64_t at_least = 0;  // `ends_wait(word, at_least)` says that the rows are there
+
+  PLEAT_HD const std::uint64_t* word(int block, int kv_head) const {
+    return words[block] == nullptr ? nullptr : words[block] + kv_head / heads_per_word * word_stride;
+  }
+};
+
+/// One call of a forward kernel on the blocks of several ranks: `call`, which is first and last, with the own keys and
+/// values; and those of others, `block_rows` rows each. The work's keys `call.k.extent(1)` and on are rows of `k`, and
+/// no rectangle has keys of two blocks.
+struct AttentionForwardBlocks {
+  AttentionForward call;
+  TensorRef k;  // [batch, blocks * block_rows, kv_heads, qk_dim] T
+  TensorRef v;  // [batch, blocks * block_rows, kv_heads, v_dim] T
+  std::int64_t block_rows = 1;
+  Arrivals arrivals;
+};
+
 /// One call of the backward kernel: the gradients that the pairs of `work` contribute. `lse` and `delta` are those of
 /// the complete sequence, not of this block. A query that sees no key (lse -inf) gets and gives 0.
 /// `accumulate_x`: the contribution is added to dx; otherwise dx is overwritten, also in rows that no rectangle covers.
@@ -91,7 +118,9 @@ constexpr std::size_t attention_workspace_bytes(std::int64_t batch, int q_heads,
 /// out; all [batch, tokens, heads, dim], each with its own strides. Errors: shape_error A06 when a head dim is larger
 /// than the kernel takes.
 /// One that plans calls of known extents and strides ahead also has `prepare(const AttentionForward&)` and
-/// `prepare(const AttentionBackward&)`, which read neither data nor work in device memory.
+/// `prepare(const AttentionBackward&)`, which read neither data nor work in device memory. One that takes the blocks of
+/// all ranks at once also has `bool forward(const AttentionForwardBlocks&, s)`: false, and nothing is done, where it
+/// does not take these.
 template <class Leaf, class Stream>
 concept local_attention = requires(const Leaf& leaf, const AttentionForward& forward, const AttentionBackward& backward,
                                    const TensorRef& t, std::span<const TensorRef> terms, Stream s) {

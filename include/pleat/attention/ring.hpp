@@ -76,10 +76,11 @@ class RingAttention {
   /// Puts `work`, made by `plan().documents(..)`, where this rank's kernels read it: one copy on `s`, from `staging` in
   /// pinned host memory to `memory` on the device, each of `work.placed_bytes()`. All three are borrowed, until nothing
   /// uses the result. With `Options::compares_documents` every rank calls it at once, on the stream of the calls
-  /// before. Errors: shape_error T02; A08 when `work` was planned for another number of ranks; comm_error C36.
+  /// before. Errors: shape_error T02; A08 when `work` was made by another plan; comm_error C36.
   PlacedWork place(const Work& work, Block staging, Block memory, typename Executor::stream_type s) const {
-    if (work.ranks() != plan().cp) {
-      fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks was given to an operation of cp=", plan_->cp,
+    if (work.ranks() != plan().cp || work.launches() != plan_->launches) {
+      fail<shape_error>("pleat[A08]: work for ", work.ranks(), " ranks and ", name_of(work.launches()),
+                        " was given to an operation of cp=", plan_->cp, " and ", name_of(plan_->launches),
                         "; make it by documents() of the operation's plan");
     }
     if (plan_->compares_documents) {
@@ -204,7 +205,7 @@ class RingAttention {
                        "or plan with Transport::collective");
     } else {
       auto peers = pleat::detail::open_window("ring attention", plan_->cp, group, memory, plan_->footprint().symmetric,
-                                              detail::Slots::channels);
+                                              detail::push_channels(*plan_));
       return Transports(std::in_place_type<detail::RingPushes<Executor, decltype(peers)>>, plan_, executor,
                         std::move(peers), s);
     }

@@ -38,6 +38,8 @@ struct Options {
   std::optional<double> scale{};  // default 1 / sqrt(qk_dim)
   Transport transport = Transport::collective;
   std::optional<Layout> layout{};  // default: `choose_layout`
+  /// Of forward. One per step gives the same bits by every transport; `std::nullopt`: `choose_launches`.
+  std::optional<Launches> launches = Launches::per_step;
   bool deterministic = true;
   /// How many thread blocks an attention kernel may have at once, so that others run beside it; 0: as many as fit.
   int max_ctas = 0;
@@ -57,6 +59,7 @@ struct Plan {
   double scale = 1;
   Transport transport = Transport::collective;
   Layout layout = Layout::zigzag;
+  Launches launches = Launches::per_step;
   bool deterministic = true;
   int max_ctas = 0;
   bool compares_documents = false;
@@ -83,7 +86,7 @@ struct Plan {
                         "the plan of cp=", cp, " does; a multiple of ", TokenSpans::capacity * cp,
                         " tokens is split equally by every layout");
     }
-    return Work(split, cu_seqlens, causal);
+    return Work(split, cu_seqlens, causal, launches);
   }
   /// Bytes per rank, the same on every rank.
   Footprint footprint() const;
@@ -94,6 +97,7 @@ inline void append_to(Message& message, const Plan& p) {
   message.append("ring cp=").append(p.cp).append(p.causal ? " causal " : " full ");
   message.append(name_of(p.layout)).append(' ').append(name_of(p.transport));
   message.append(p.deterministic ? " deterministic" : " non-deterministic");
+  if (p.launches == Launches::one) message.append(" forward in ").append(name_of(p.launches));
 }
 
 namespace detail {
@@ -109,11 +113,16 @@ inline void check_choices(DType dtype, const Options& o) {
                       "; valid: a finite scale, max_ctas of 0 and more, and the named layouts and transports");
   }
 }
+/// Keys and values of all other ranks.
+inline double gathered_bytes(int cp, const Shape& s, std::int64_t local_tokens) {
+  return static_cast<double>(s.batch) * static_cast<double>(local_tokens) * (cp - 1) * s.kv_heads *
+         (s.qk_dim + s.v_dim) * static_cast<double>(size_bytes(s.dtype));
+}
 }  // namespace detail
 
 /// Plans attention over a cp group of `cp` ranks.
-/// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens), A19 (options), T01 (dtype); mesh_error M07 (dense
-/// zigzag).
+/// Errors: shape_error A01 (heads), A02 (extents), A03 (cu_seqlens), A19 (options), A22 (one launch), T01 (dtype);
+/// mesh_error M07 (dense zigzag).
 inline Plan plan(int cp, Shape shape, Options options = {}) {
   if (shape.kv_heads < 1 || shape.q_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
     fail<shape_error>("pleat[A01]: kv_heads=", shape.kv_heads, " must divide q_heads=", shape.q_heads,
@@ -150,6 +159,15 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
                                        : choose_layout(shape.tokens, cp, shape.cu_seqlens, options.causal);
   if (dense && p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
   p.spans = layout_spans(p.layout, shape.tokens, cp, shape.cu_seqlens, options.causal);
+  p.launches = options.launches ? *options.launches
+                                : choose_launches(cp, p.transport, shape.latent_dim,
+                                                  detail::gathered_bytes(cp, shape, p.max_local_tokens()));
+  if (cp == 1) p.launches = Launches::per_step;  // which is one
+  if (p.launches == Launches::one && !allows_one_launch(cp, p.transport, shape.latent_dim)) {
+    fail<shape_error>("pleat[A22]: one launch for cp=", cp, " by ", name_of(p.transport),
+                      " transport with latent_dim=", shape.latent_dim, "; it takes peer transport, at most ",
+                      most_ranks_of_one_launch, " ranks, and keys and values that travel: plan for a launch per step");
+  }
   p.shape = std::move(shape);
   p.work = p.documents(p.shape.cu_seqlens);
   return p;
@@ -161,8 +179,8 @@ inline DType accumulator_of(const Plan& p) {
 }
 
 /// An untyped array of `heads` rows of `dim` per token, for the largest local block.
-inline std::byte* take_rows(Carver& memory, const Plan& p, int heads, int dim, DType dtype) {
-  return memory.take_bytes(static_cast<std::size_t>(p.shape.batch * p.max_local_tokens() * heads * dim) *
+inline std::byte* take_rows(Carver& memory, const Plan& p, int heads, int dim, DType dtype, int blocks = 1) {
+  return memory.take_bytes(static_cast<std::size_t>(blocks * p.shape.batch * p.max_local_tokens() * heads * dim) *
                            size_bytes(dtype));
 }
 
@@ -183,26 +201,52 @@ struct BlockMemory {
   std::byte* keys = nullptr;
   std::byte* values = nullptr;
 };
-inline BlockMemory take_block(Carver& memory, const Plan& p, const BlockDims& dims, DType dtype) {
+inline BlockMemory take_block(Carver& memory, const Plan& p, const BlockDims& dims, DType dtype, int blocks = 1) {
   BlockMemory block;
-  block.keys = take_rows(memory, p, dims.heads, dims.key_dim, dtype);
-  block.values = take_rows(memory, p, dims.heads, dims.value_dim, dtype);
+  block.keys = take_rows(memory, p, dims.heads, dims.key_dim, dtype, blocks);
+  block.values = take_rows(memory, p, dims.heads, dims.value_dim, dtype, blocks);
   return block;
 }
 
-/// Where blocks and sums of gradients arrive: two of each, whatever cp is. In the arena for peer access, else scratch.
+/// The key-value heads that travel together to one launch, which computes them one group after the other: so that the
+/// first are there soon. Rows of a copy are 1 KiB and more; there are few groups, each of which is a signal.
+struct HeadGroups {
+  int heads_each, count, heads;
+
+  TokenSpan operator[](int group) const {
+    return {group * heads_each, std::min<std::int64_t>(heads, (group + 1) * heads_each)};
+  }
+};
+inline HeadGroups head_groups(const Plan& p) {
+  constexpr int least_row_bytes = 1024, most_groups = 8;
+  const auto above = [](int x, int y) { return (x + y - 1) / y; };
+  const int row_bytes = std::min(p.shape.qk_dim, p.shape.v_dim) * static_cast<int>(size_bytes(p.shape.dtype));
+  const int heads = p.shape.kv_heads;
+  const int each = std::min(heads, std::max(above(least_row_bytes, row_bytes), above(heads, most_groups)));
+  return {each, above(heads, each), heads};
+}
+
+/// Where blocks and sums of gradients arrive: two of each, whatever cp is, and all blocks of others for one launch. In
+/// the arena for peer access, else scratch.
 struct Slots {
   static constexpr int count = 2;
-  /// Of pushes: free and full, of blocks and of each slot of sums.
-  static constexpr int channels = 2 + 2 * count;
   BlockMemory blocks[count];
   BlockMemory sums[count];
+  BlockMemory gathered;
 };
+/// Of pushes: free and full, of blocks and of each slot of sums; then of what is gathered, free and full of each group.
+inline constexpr int step_channels = 2 + 2 * Slots::count;
+inline int push_channels(const Plan& p) {
+  return step_channels + (p.launches == Launches::one ? 1 + head_groups(p).count : 0);
+}
 inline Slots take_slots(Carver& memory, const Plan& p) {
   Slots slots;
   if (p.cp == 1) return slots;
   for (BlockMemory& block : slots.blocks) block = take_block(memory, p, travelling_dims(p), p.shape.dtype);
   for (BlockMemory& sum : slots.sums) sum = take_block(memory, p, travelling_dims(p), accumulator_of(p));
+  if (p.launches == Launches::one) {
+    slots.gathered = take_block(memory, p, key_value_dims(p), p.shape.dtype, p.cp - 1);
+  }
   return slots;
 }
 
@@ -256,6 +300,7 @@ inline auto agreement_of(const Plan& p) {
                     PlanField{"scale", p.scale},
                     PlanField{"transport", p.transport},
                     PlanField{"layout", p.layout},
+                    PlanField{"launches", p.launches},
                     PlanField{"compares_documents", p.compares_documents},
                     PlanField{"documents", s.cu_seqlens.size() - 1},
                     PlanField{"hash of documents and split", p.work.hash()}};
@@ -275,7 +320,7 @@ inline Footprint Plan::footprint() const {
   detail::take_saved(saved, *this);
   bytes.scratch = std::max({forward.used_bytes(), backward.used_bytes(), agreement_bytes(cp)});
   (transport == Transport::peer ? bytes.symmetric : bytes.scratch) += slots.used_bytes();
-  if (transport == Transport::peer && cp > 1) bytes.channels = detail::Slots::channels;
+  if (transport == Transport::peer && cp > 1) bytes.channels = detail::push_channels(*this);
   bytes.saved = saved.used_bytes();
   bytes.persistent = bytes.pinned_host = work.placed_bytes();
   return bytes;

@@ -13,11 +13,17 @@ namespace pleat::inline v0::ring::detail {
 /// reader) and call; at bind for steps 1 and 2. The slots of sums are written by the previous rank at steps 2 .. cp and
 /// by this rank itself at step 1, which needs no credit: order on its own streams is enough.
 /// No deadlock: every wait for step s is for what a peer does at a step before s, or in the call before.
+///
+/// What is gathered for one launch has memory and credits of its own: a signal to every peer per group of heads, and
+/// one back at the end. All of a rank's copies are enqueued before its kernel that waits, which the signals on the
+/// flags of `Peers::next_signal` set free, as streams are; what awaits them on the stream follows the kernel.
 template <executor Executor, peer_access Peers>
 class RingPushes : public RingSide<Executor> {
   using Base = RingSide<Executor>;
   using Base::slot_of, Base::owner, Base::cp, Base::rank_, Base::work_, Base::executor_, Base::slots_, Base::plan_;
-  enum Channel : int { block_free, block_full, first_of_sums };
+  enum Channel : int { block_free, block_full, first_of_sums, gathered_free = step_channels, first_gathered_full };
+  /// Kernels may wait where a signal is a flag in memory, and peers' streams run on.
+  static constexpr bool kernels_wait = requires(const Peers& p) { p.next_signal(0, 0).word; };
   // A slot of sums has credits of its own: sums of two steps may be under way to the same rank.
   static constexpr int sum_free(int step) { return first_of_sums + 2 * slot_of(step); }
   static constexpr int sum_full(int step) { return sum_free(step) + 1; }
@@ -28,12 +34,14 @@ class RingPushes : public RingSide<Executor> {
   RingPushes(std::shared_ptr<const Plan> plan, const Executor& executor, Peers peers, typename Base::stream_type s)
       : Base(plan, executor, peers.rank(), slots_at(*plan, peers, peers.rank())),
         peers_(std::move(peers)),
+        groups_(head_groups(*plan)),
         computed_(executor.make_event()) {
     for (int peer = 0; peer < cp(); ++peer) peer_slots_.push_back(slots_at(*plan_, peers_, peer));
     for (int step = 1; step <= std::min(Slots::count, cp() - 1); ++step) {
       peers_.signal(plan_->work.owner(rank_, step), block_free, s);
     }
     peers_.signal(this->previous(), sum_free(2), s);
+    if (plan_->launches == Launches::one) pleat::detail::signal_peers(peers_, gathered_free, s);
   }
 
   void post(int step, const StreamPair& s) {
@@ -51,6 +59,44 @@ class RingPushes : public RingSide<Executor> {
     const int after_next = step + Slots::count;
     peers_.signal(owner(after_next < cp() ? after_next : first_with_slot_of(step)), block_free, s.compute);
   }
+
+  void gather(const StreamPair& s) {
+    pleat::detail::await_peers(peers_, gathered_free, s.comm);
+    for (int group = 0; group < groups_.count; ++group) {
+      for (int step = 1; step < cp(); ++step) {
+        const int reader = work_->reader(rank_, step);
+        const KeyValueBlock to = heads_of(gathered_in(slots_of(reader)), groups_[group]);
+        const KeyValueBlock from = heads_of(this->own_, groups_[group]);
+        for (const BlockWork& part : work_->parts(reader, step)) {
+          this->copy(rows_of(to, rows_of_step(part, step)), rows_of(from, part.keys), s.comm);
+        }
+      }
+      pleat::detail::signal_peers(peers_, first_gathered_full + group, s.comm);
+    }
+  }
+  Arrivals arrivals(const StreamPair& s) {
+    Arrivals arrivals;
+    if constexpr (kernels_wait) {
+      for (int step = 1; step < cp(); ++step) {
+        const auto signal = peers_.next_signal(owner(step), first_gathered_full);
+        arrivals.words[step - 1] = signal.word;
+        arrivals.at_least = signal.at_least;  // all flags have as many signals
+      }
+      arrivals.word_stride = peers_.words_per_channel();
+      arrivals.heads_per_word = groups_.heads_each;
+    } else {
+      await_gathered(s);
+    }
+    return arrivals;
+  }
+  KeyValueBlock gathered() const { return gathered_in(slots_); }
+  KeyValueBlock gathered_part(int step, std::size_t index) const {
+    return rows_of(gathered(), rows_of_step(work_->parts(rank_, step)[index], step));
+  }
+  void end_arrivals(const StreamPair& s) {
+    if constexpr (kernels_wait) await_gathered(s);
+  }
+  void release_gathered(const StreamPair& s) { pleat::detail::signal_peers(peers_, gathered_free, s.compute); }
 
   KeyValueBlock sums(int step, const StreamPair& s) {
     if (step > 1) peers_.await(this->previous(), sum_full(step), s.compute);
@@ -82,6 +128,17 @@ class RingPushes : public RingSide<Executor> {
     return rows_of(this->block_in(slots, step, work_->travelling_rows(reader, step)),
                    {begin, begin + work_->parts(reader, step)[index].keys.size()});
   }
+  KeyValueBlock gathered_in(const Slots& slots) const {
+    return block_of(slots.gathered, *plan_, (cp() - 1) * work_->block_rows(), plan_->shape.dtype, executor_.device());
+  }
+  TokenSpan rows_of_step(const BlockWork& part, int step) const {
+    return {work_->first_row(step) + part.keys.begin, work_->first_row(step) + part.keys.end};
+  }
+  void await_gathered(const StreamPair& s) {
+    for (int group = 0; group < groups_.count; ++group) {
+      pleat::detail::await_peers(peers_, first_gathered_full + group, s.compute);
+    }
+  }
   static constexpr int first_with_slot_of(int step) {
     return step % Slots::count == 0 ? Slots::count : step % Slots::count;
   }
@@ -93,6 +150,7 @@ class RingPushes : public RingSide<Executor> {
 
   Peers peers_;
   std::vector<Slots> peer_slots_;
+  HeadGroups groups_;
   typename Base::Event computed_;  // compute: the sum that is passed next is complete
 };
 

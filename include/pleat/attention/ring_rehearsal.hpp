@@ -51,12 +51,24 @@ class IdleTransport : public RingSide<IdleExecutor<Executor>> {
   KeyValueBlock sums(int step, const StreamPair&) { return this->sums_in(slots_, step, this->owner(step)); }
   void pass(int, const StreamPair&) {}
   void drop_sums(const StreamPair&) {}
+  void gather(const StreamPair&) {}
+  Arrivals arrivals(const StreamPair&) { return {}; }
+  KeyValueBlock gathered() const {
+    return block_of(slots_.gathered, *plan_, (plan_->cp - 1) * work_->block_rows(), plan_->shape.dtype,
+                    this->executor_.device());
+  }
+  KeyValueBlock gathered_part(int step, std::size_t index) const {
+    return rows_of(gathered(), {0, work_->parts(rank_, step)[index].keys.size()});
+  }
+  void end_arrivals(const StreamPair&) {}
+  void release_gathered(const StreamPair&) {}
 
  private:
   static Slots slots_at(std::byte* anywhere) {
     Slots slots;
     for (BlockMemory& block : slots.blocks) block = {anywhere, anywhere};
     for (BlockMemory& sum : slots.sums) sum = {anywhere, anywhere};
+    slots.gathered = {anywhere, anywhere};
     return slots;
   }
 };

@@ -51,21 +51,31 @@ class RingSchedule {
     call.max_ctas = plan_->max_ctas;
 
     const int last_step = work.last_step(rank_);
+    const auto compute = [&](int step, std::size_t part, const KeyValueBlock& arrived) {
+      const KeyValueBlock block = blocks.keys_values(arrived, s.compute);
+      call.k = block.keys;
+      call.v = block.values;
+      call.work = placed.part(step, part);
+      call.first = step == 0;
+      call.last = step == last_step && part + 1 == work.parts(rank_, step).size();
+      leaf_.forward(call, s.compute);
+    };
     transport.open(work, t.own, s);
-    for (int step = 0; step < plan_->cp; ++step) {
-      if (step + 1 < plan_->cp) transport.post(step + 1, s);
-      if (step > 0) transport.arrive(step, s);
-      const std::size_t parts = work.parts(rank_, step).size();
-      for (std::size_t part = 0; part < parts; ++part) {
-        const KeyValueBlock block = blocks.keys_values(step == 0 ? t.own : transport.part(step, part), s.compute);
-        call.k = block.keys;
-        call.v = block.values;
-        call.work = placed.part(step, part);
-        call.first = step == 0;
-        call.last = step == last_step && part + 1 == parts;
-        leaf_.forward(call, s.compute);
+    if (plan_->launches == Launches::one) {
+      if constexpr (requires { transport.gather(s); }) forward_gathered(transport, s, placed, t.own, call, compute);
+    } else {
+      for (int step = 0; step < plan_->cp; ++step) {
+        if (step + 1 < plan_->cp) transport.post(step + 1, s);
+        if (step == 0) {
+          compute(0, 0, t.own);
+          continue;
+        }
+        transport.arrive(step, s);
+        for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
+          compute(step, part, transport.part(step, part));
+        }
+        transport.release(step, s);
       }
-      if (step > 0) transport.release(step, s);
     }
     transport.close(s);
   }
@@ -148,6 +158,31 @@ class RingSchedule {
   }
 
  private:
+  /// All blocks by one kernel; one by one where the kernel does not take them together.
+  template <class AnyTransport, class Compute>
+  void forward_gathered(AnyTransport& transport, const StreamPair& s, const PlacedWork& placed,
+                        const KeyValueBlock& own, const AttentionForward& call, Compute compute) const {
+    const Work& work = placed.work();
+    transport.gather(s);
+    const KeyValueBlock others = transport.gathered();
+    AttentionForwardBlocks all{call, others.keys, others.values, work.block_rows(), transport.arrivals(s)};
+    all.call.k = own.keys;
+    all.call.v = own.values;
+    all.call.work = placed.all();
+    bool is_done = false;
+    if constexpr (requires { is_done = leaf_.forward(all, s.compute); }) is_done = leaf_.forward(all, s.compute);
+    transport.end_arrivals(s);
+    if (!is_done) {
+      compute(0, 0, own);
+      for (int step = 1; step < plan_->cp; ++step) {
+        for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
+          compute(step, part, transport.gathered_part(step, part));
+        }
+      }
+    }
+    transport.release_gathered(s);
+  }
+
   std::int64_t tokens() const { return plan_->local_tokens(rank_); }
   /// [batch, local_tokens, q_heads, dim] of accumulators.
   TensorRef rows(std::byte* data, int dim) const {

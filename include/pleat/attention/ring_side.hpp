@@ -21,6 +21,10 @@ namespace detail {
 inline KeyValueBlock rows_of(const KeyValueBlock& block, TokenSpan rows) {
   return {pleat::detail::token_rows(block.keys, rows), pleat::detail::token_rows(block.values, rows)};
 }
+/// Some heads, [begin, end), of keys and values.
+inline KeyValueBlock heads_of(const KeyValueBlock& block, TokenSpan heads) {
+  return {pleat::detail::part_of_axis(block.keys, 2, heads), pleat::detail::part_of_axis(block.values, 2, heads)};
+}
 
 inline TensorRef tensor_of(std::byte* data, const Plan& p, std::int64_t tokens, int heads, int dim, DType dtype,
                            Device device) {
@@ -63,6 +67,11 @@ inline Run run_of(const TensorRef& rows, std::int64_t index) {
 /// - `pass(step, s)`: hands that sum on to the next rank. Steps 1 .. cp - 1.
 /// - `drop_sums(s)`: the sum of step cp is used up.
 /// - `close(s)`: what follows on s.compute comes after all transfers.
+/// Peers can also bring all blocks at once, for a forward pass of one launch, between `open` and `close`:
+/// - `gather(s)`: starts moving the blocks of all steps, beside what is on s.compute.
+/// - `arrivals(s)`: how a kernel that follows on s.compute sees which have come; where it could not, s.compute waits.
+/// - `gathered()`: these blocks, each `Work::block_rows` rows; `gathered_part(step, index)`: as `part`.
+/// - `end_arrivals(s)`: what follows on s.compute comes after all of them; `release_gathered(s)`: no longer read.
 /// All ranks make the same calls in the same order; an op has one call under way at a time.
 template <executor Executor>
 class RingSide {

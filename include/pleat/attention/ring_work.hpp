@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include <pleat/attention/local_kernel.hpp>
+#include <pleat/attention/launches.hpp>
 #include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/executor.hpp>
@@ -15,9 +15,12 @@ namespace pleat::inline v0::ring {
 class Work {
  public:
   Work() = default;
-  Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal)
-      : cp_(static_cast<int>(spans.size())), hash_(hash_of(spans, cu_seqlens)) {
-    lists_.reserve(spans.size() * (spans.size() + 2));
+  /// `launches`: of the forward pass; for one, the blocks of a rank are also listed as one.
+  Work(std::span<const TokenSpans> spans, std::span<const std::int64_t> cu_seqlens, bool causal,
+       Launches launches = Launches::per_step)
+      : cp_(static_cast<int>(spans.size())), launches_(launches), hash_(hash_of(spans, cu_seqlens)) {
+    for (const TokenSpans& rank : spans) block_rows_ = std::max(block_rows_, rank.tokens());
+    lists_.reserve(spans.size() * static_cast<std::size_t>(lists()));
     for (int rank = 0; rank < cp_; ++rank) {
       std::size_t placed = 0;
       const auto add = [&](std::vector<BlockWork> parts) {
@@ -34,6 +37,7 @@ class Work {
       }
       const std::int64_t middle = own.keys.size() / 2;
       add({with_keys(own, {0, middle}), with_keys(own, {middle, own.keys.size()})});
+      if (launches == Launches::one) add({all_blocks(rank)});
       most_rectangles_ = std::max(most_rectangles_, placed);
     }
     summed_.resize(spans.size() * spans.size());
@@ -57,6 +61,13 @@ class Work {
   std::span<const BlockWork> parts(int rank, int step) const { return list(rank, step).parts; }
   /// The own block of `rank` again, in two parts: the first half of its keys, and the rest.
   const BlockWork& own_half(int rank, int half) const { return list(rank, cp_).parts[static_cast<std::size_t>(half)]; }
+  /// All that `rank` computes, its keys in one row of blocks: the own one, then that of step s from row
+  /// `own keys + first_row(s)` on, as it stands on its owner.
+  const BlockWork& all(int rank) const { return list(rank, cp_ + 1).parts.front(); }
+  Launches launches() const { return launches_; }
+  /// Of the blocks of others that one launch computes.
+  std::int64_t block_rows() const { return block_rows_; }
+  std::int64_t first_row(int step) const { return (step - 1) * block_rows_; }
   /// How many rows of the block of `step` travel to `rank`.
   std::int64_t travelling_rows(int rank, int step) const { return rows_before(rank, step, parts(rank, step).size()); }
   /// Where part `part` of `step` begins when the rows that travel lie one after the other.
@@ -98,7 +109,25 @@ class Work {
     }
     return hash.add_all(cu_seqlens);
   }
-  int lists() const { return cp_ + 1; }  // of one rank: its steps, and the halves of its own block
+  /// Of one rank: its steps, the halves of its own block, and all as one.
+  int lists() const { return cp_ + (launches_ == Launches::one ? 2 : 1); }
+  BlockWork all_blocks(int rank) const {
+    BlockWork all = parts(rank, 0).front();
+    const std::int64_t own_rows = all.keys.size();
+    for (int step = 1; step < cp_; ++step) {
+      for (const BlockWork& part : parts(rank, step)) {
+        const std::int64_t first = own_rows + first_row(step) + part.keys.begin;
+        for (Rectangle r : part.rectangles) {
+          r.k0 += first;
+          r.k1 += first;
+          all.rectangles.push_back(r);
+        }
+      }
+    }
+    std::sort(all.rectangles.begin(), all.rectangles.end(),
+              [](const Rectangle& a, const Rectangle& b) { return a.q0 != b.q0 ? a.q0 < b.q0 : a.k0 < b.k0; });
+    return all;
+  }
   const List& list(int rank, int list) const {
     return lists_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(lists()) + static_cast<std::size_t>(list)];
   }
@@ -107,6 +136,8 @@ class Work {
   }
 
   int cp_ = 0;
+  Launches launches_ = Launches::per_step;
+  std::int64_t block_rows_ = 0;
   PlanHash hash_;
   std::size_t most_rectangles_ = 0;  // of a rank
   std::vector<List> lists_;          // [rank][list]
@@ -136,6 +167,7 @@ class PlacedWork {
   const Work& work() const { return *work_; }
   WorkView part(int step, std::size_t part) const { return view(step, part); }
   WorkView own_half(int half) const { return view(work_->ranks(), static_cast<std::size_t>(half)); }
+  WorkView all() const { return view(work_->ranks() + 1, 0); }
 
  private:
   static Rectangle* take(Block block, const Work& work) { return Carver(block).take<Rectangle>(work.most_rectangles_); }

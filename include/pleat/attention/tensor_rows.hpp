@@ -7,14 +7,17 @@
 
 namespace pleat::inline v0::detail {
 
+/// The part `of` of an axis of a tensor, as a view.
+inline TensorRef part_of_axis(const TensorRef& t, int axis, TokenSpan of) {
+  auto* data = static_cast<std::byte*>(t.data());
+  if (t.elems() != 0) data += of.begin * t.stride(axis) * static_cast<std::int64_t>(size_bytes(t.dtype()));
+  TensorRef view(data, t.dtype(), {}, t.device());
+  for (int i = 0; i < t.rank(); ++i) view.push_extent(i == axis ? of.size() : t.extent(i), t.stride(i));
+  return view;
+}
 /// The tokens `rows` of a tensor [batch, tokens, ...], as a view.
 inline TensorRef token_rows(const TensorRef& t, TokenSpan rows) {
-  auto* data = static_cast<std::byte*>(t.data());
-  if (t.elems() != 0) data += rows.begin * t.stride(1) * static_cast<std::int64_t>(size_bytes(t.dtype()));
-  TensorRef view(data, t.dtype(), {}, t.device());
-  for (int axis = 0; axis < t.rank(); ++axis)
-    view.push_extent(axis == 1 ? rows.size() : t.extent(axis), t.stride(axis));
-  return view;
+  return part_of_axis(t, 1, rows);
 }
 
 /// Errors: shape_error A04 when rows of an output lie on one another.

@@ -70,6 +70,16 @@ class MappedPeers {
     board_->driver().run(s, steps_);
   }
 
+  /// The flag that the next await of the peer on the channel looks at, and what ends its wait (`ends_wait`): for a
+  /// kernel that waits itself, part by part, before that await follows on its stream. Errors: C33.
+  struct NextSignal {
+    const std::uint64_t* word;
+    std::uint64_t at_least;
+  };
+  NextSignal next_signal(int peer, int channel) const {
+    return {incoming(peer, channel), board_->waiter(word_of(member(peer), channel)).count() + 1};
+  }
+
   /// The flag of the peer that this rank's signals write, and the own one that the peer's signals write: for kernels,
   /// on channels that `signal` and `await` do not use. Errors: C33.
   std::uint64_t* outgoing(int peer, int channel) const {

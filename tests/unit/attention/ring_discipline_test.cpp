@@ -17,16 +17,24 @@ using testing_support::DisciplineArena;
 using testing_support::DisciplineLog;
 
 TEST_CASE("no channel of the ring carries two signals at once") {
-  for (const int cp : {2, 3, 4, 5}) {
+  for (const int cp : {2, 3, -3, 4, 5, -5}) {  // below 0: forward in one launch
     CAPTURE(cp);
-    const ring::Plan plan = ring::plan(
-        cp, {.batch = 1, .tokens = 8 * cp, .q_heads = 2, .kv_heads = 1, .qk_dim = 4, .v_dim = 4, .dtype = DType::f64},
-        {.causal = true, .transport = Transport::peer});
+    const ring::Plan plan = ring::plan(std::abs(cp),
+                                       {.batch = 1,
+                                        .tokens = 8 * std::abs(cp),
+                                        .q_heads = 2,
+                                        .kv_heads = 1,
+                                        .qk_dim = 4,
+                                        .v_dim = 4,
+                                        .dtype = DType::f64},
+                                       {.causal = true,
+                                        .transport = Transport::peer,
+                                        .launches = cp < 0 ? ring::Launches::one : ring::Launches::per_step});
     const auto log = std::make_shared<DisciplineLog>();
-    run_ranks(cp, [&](ThreadComm& world) {
+    run_ranks(plan.cp, [&](ThreadComm& world) {
       const GroupComm<ThreadComm> group(world);
       const Footprint need = plan.footprint();
-      DisciplineArena arena(group, need.symmetric, log, cp);
+      DisciplineArena arena(group, need.symmetric, log, plan.cp);
       HostBuffer scratch(need.scratch), persistent(need.persistent), pinned(need.pinned_host), lse(need.saved);
       auto op = ring::bind(plan, HostExecutor{}, group,
                            Memory<DisciplineArena>{scratch.block(), persistent.block(), pinned.block(), &arena});

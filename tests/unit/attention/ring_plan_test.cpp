@@ -111,6 +111,65 @@ TEST_CASE("a plan says what it chose") {
         "ring cp=3 causal zigzag collective deterministic");
   CHECK(std::string(message_of(ring::plan(3, shape(18), options)).c_str()) ==
         "ring cp=3 full contiguous peer non-deterministic");
+  CHECK(std::string(
+            message_of(ring::plan(3, shape(18), {.transport = Transport::peer, .launches = std::nullopt})).c_str()) ==
+        "ring cp=3 causal zigzag peer deterministic forward in one launch");
+}
+
+TEST_CASE("A22: one launch without peers, over too many ranks, or of latents; a plan that chooses takes what it may") {
+  const ring::Options one{.transport = Transport::peer, .launches = ring::Launches::one};
+  const auto chosen = [](int cp, const ring::Shape& s, Transport transport) {
+    return ring::plan(cp, s, {.transport = transport, .launches = std::nullopt}).launches;
+  };
+  ring::Shape latents = shape(16), large = shape(std::int64_t{1} << 22);
+  latents.latent_dim = 64;
+  expect_error<shape_error>("pleat[A22]: one launch for cp=2 by collective transport with latent_dim=0",
+                            [&] { ring::plan(2, shape(16), {.launches = ring::Launches::one}); });
+  expect_error<shape_error>("pleat[A22]: one launch for cp=9 by peer transport",
+                            [&] { ring::plan(9, shape(18), one); });
+  expect_error<shape_error>("pleat[A22]: one launch for cp=2 by peer transport with latent_dim=64",
+                            [&] { ring::plan(2, latents, one); });
+  CHECK(chosen(2, shape(16), Transport::peer) == ring::Launches::one);
+  CHECK(chosen(2, shape(16), Transport::collective) == ring::Launches::per_step);
+  CHECK(chosen(9, shape(18), Transport::peer) == ring::Launches::per_step);
+  CHECK(chosen(2, latents, Transport::peer) == ring::Launches::per_step);
+  CHECK(chosen(2, large, Transport::peer) == ring::Launches::per_step);  // 5 GiB of another rank
+  CHECK(ring::plan(2, large, one).launches == ring::Launches::one);
+  CHECK(ring::plan(1, shape(16), {.launches = ring::Launches::one}).launches == ring::Launches::per_step);
+}
+
+TEST_CASE("one launch has memory for the blocks of all others, and lists a rank's work once more, as one") {
+  const ring::Shape documents = shape(64, {0, 9, 9, 40, 57});
+  for (const int cp : {2, 3, 8}) {
+    const ring::Plan plan = ring::plan(cp, documents, {.transport = Transport::peer, .launches = ring::Launches::one});
+    const ring::Plan steps = ring::plan(cp, documents, {.transport = Transport::peer});
+    const std::size_t block = 2 * static_cast<std::size_t>(plan.max_local_tokens()) * 2 * 2;
+    const auto padded = [](std::size_t bytes) { return (bytes + 127) / 128 * 128; };
+    const auto others = static_cast<std::size_t>(cp) - 1;
+    CHECK(plan.footprint().symmetric ==
+          steps.footprint().symmetric + padded(others * block * 192) + padded(others * block * 128));
+    CHECK(plan.footprint().channels == steps.footprint().channels + 2);  // free, and full of the one group of heads
+    for (int rank = 0; rank < cp; ++rank) {
+      const std::vector<Rectangle>& all = plan.work.all(rank).rectangles;
+      CHECK(std::is_sorted(all.begin(), all.end(), [](const Rectangle& a, const Rectangle& b) {
+        return a.q0 != b.q0 ? a.q0 < b.q0 : a.k0 < b.k0;
+      }));
+      std::size_t of_steps = 0;
+      for (int step = 0; step < cp; ++step) {
+        for (const BlockWork& part : plan.work.parts(rank, step)) {
+          const std::int64_t first =
+              step == 0 ? 0 : plan.local_tokens(rank) + plan.work.first_row(step) + part.keys.begin;
+          for (Rectangle r : part.rectangles) {
+            r.k0 += first;
+            r.k1 += first;
+            CHECK(std::count(all.begin(), all.end(), r) == 1);
+            ++of_steps;
+          }
+        }
+      }
+      CHECK(all.size() == of_steps);
+    }
+  }
 }
 
 TEST_CASE("memory does not grow with cp beyond the local tokens: two slots for blocks, two for sums") {

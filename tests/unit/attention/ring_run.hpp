@@ -69,6 +69,7 @@ TensorRef view(std::vector<T>& rows, std::int64_t batch, std::int64_t tokens, st
 struct How {
   Transport transport = Transport::collective;
   std::optional<ring::Layout> layout{};
+  std::optional<ring::Launches> launches = ring::Launches::per_step;
   unsigned seed = 0;  // of the random delays
   bool delays = false;
   int groups = 1;  // cp groups that run the same problem side by side on one arena; the last one's results are returned
@@ -77,16 +78,17 @@ struct How {
 
 template <class T>
 oracle::Outputs run(const oracle::Problem& p, const oracle::Inputs& in, int cp, const How& how) {
-  const ring::Plan plan = ring::plan(cp,
-                                     {.batch = p.batch,
-                                      .tokens = p.tokens,
-                                      .q_heads = p.q_heads,
-                                      .kv_heads = p.kv_heads,
-                                      .qk_dim = p.qk_dim,
-                                      .v_dim = p.v_dim,
-                                      .dtype = dtype_of<T>,
-                                      .cu_seqlens = p.cu_seqlens},
-                                     {.causal = p.causal, .transport = how.transport, .layout = how.layout});
+  const ring::Plan plan =
+      ring::plan(cp,
+                 {.batch = p.batch,
+                  .tokens = p.tokens,
+                  .q_heads = p.q_heads,
+                  .kv_heads = p.kv_heads,
+                  .qk_dim = p.qk_dim,
+                  .v_dim = p.v_dim,
+                  .dtype = dtype_of<T>,
+                  .cu_seqlens = p.cu_seqlens},
+                 {.causal = p.causal, .transport = how.transport, .layout = how.layout, .launches = how.launches});
   const double nan = std::numeric_limits<double>::quiet_NaN();
   oracle::Outputs all{std::vector<double>(in.dout.size(), nan), std::vector<double>(p.rows(p.q_heads), nan),
                       std::vector<double>(in.q.size(), nan), std::vector<double>(in.k.size(), nan),

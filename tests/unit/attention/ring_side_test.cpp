@@ -30,10 +30,10 @@ enum class Streaming { two_streams, program_order };
 /// What is wrong with `calls` forward and backward pairs, one after the other with no wait between them.
 std::string problem_of(int cp, std::int64_t tokens, std::vector<std::int64_t> cu_seqlens, bool causal,
                        Transport transport, Streaming streaming, std::optional<ring::Layout> layout = {},
-                       int calls = 3) {
+                       ring::Launches launches = ring::Launches::per_step, int calls = 3) {
   const ring::Plan plan = ring::plan(
       cp, {.tokens = tokens, .q_heads = 2, .kv_heads = 2, .qk_dim = 4, .v_dim = 4, .cu_seqlens = std::move(cu_seqlens)},
-      {.causal = causal, .transport = transport, .layout = layout});
+      {.causal = causal, .transport = transport, .layout = layout, .launches = launches});
   History history;
   std::vector<RankMemory> memory;
   std::vector<std::byte*> bases;
@@ -74,16 +74,16 @@ std::string problem_of(int cp, std::int64_t tokens, std::vector<std::int64_t> cu
   return history.check();
 }
 
-void check_sound(Transport transport) {
+void check_sound(Transport transport, ring::Launches launches = ring::Launches::per_step) {
   for (int cp = 1; cp <= 8; ++cp) {
     for (const Streaming streaming : {Streaming::two_streams, Streaming::program_order}) {
       CAPTURE(cp);
       CAPTURE(static_cast<int>(streaming));
-      CHECK(problem_of(cp, 4 * cp, {}, true, transport, streaming) == "");
-      CHECK(problem_of(cp, 3 * cp + 1, {}, false, transport, streaming) == "");
+      CHECK(problem_of(cp, 4 * cp, {}, true, transport, streaming, {}, launches) == "");
+      CHECK(problem_of(cp, 3 * cp + 1, {}, false, transport, streaming, {}, launches) == "");
       for (const ring::Layout layout : {ring::Layout::zigzag, ring::Layout::balanced})
-        CHECK(problem_of(cp, 29, {0, 2, 19, 19, 21, 27}, true, transport, streaming, layout) == "");
-      CHECK(problem_of(cp, 3, {0, 3}, true, transport, streaming) == "");
+        CHECK(problem_of(cp, 29, {0, 2, 19, 19, 21, 27}, true, transport, streaming, layout, launches) == "");
+      CHECK(problem_of(cp, 3, {0, 3}, true, transport, streaming, {}, launches) == "");
     }
   }
 }
@@ -92,6 +92,9 @@ TEST_CASE("collective transport: sends match receives, no deadlock, no race, for
 }
 TEST_CASE("peer transport: every wait is answered, no deadlock, no race, for 1 to 8 ranks") {
   check_sound(Transport::peer);
+}
+TEST_CASE("one launch: blocks that all come at once, awaited by the stream or by the kernel, for 1 to 8 ranks") {
+  check_sound(Transport::peer, ring::Launches::one);
 }
 
 TEST_CASE("the model notices a race, an unanswered wait, a deadlock and a message without a receive") {

@@ -54,7 +54,15 @@ PLEAT_HD inline float resumed_peak(float lse) {
   return lse * 1.4426950408889634f - 16;
 }
 
-/// AttentionForward for inputs of type T (bfloat16 or float16).
+/// The blocks of others in AttentionForwardBlocks; `tokens`: of all of them.
+template <class T>
+struct OtherBlocks {
+  HeadRows<const T> k, v;
+  std::int64_t tokens = 0, block_rows = 1;
+  Arrivals arrivals;
+};
+
+/// AttentionForward for inputs of type T (bfloat16 or float16), and AttentionForwardBlocks where there are others.
 template <class T>
 struct Forward {
   Extents extents;
@@ -65,6 +73,7 @@ struct Forward {
   RowStatistics lse;
   HeadRows<T> out;
   bool first = true, last = true;
+  OtherBlocks<T> others;
   int max_ctas = 0;  ///< how many CTAs may be resident, one per SM and more; 0: as many as fit the device
 };
 

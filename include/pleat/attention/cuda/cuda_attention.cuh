@@ -17,23 +17,25 @@ template <class Types, class Dims, template <class T, class D> class Kernels = a
 struct CudaAttention {
   static void forward(const AttentionForward& a, cudaStream_t s) {
     dispatch(a, [&]<class T, class D>(std::type_identity<T>, D) {
-      const attention_kernel::Forward<T> call{.extents = extents(a),
-                                              .q = attention_kernel::head_rows<const T>(a.q),
-                                              .k = attention_kernel::head_rows<const T>(a.k),
-                                              .v = attention_kernel::head_rows<const T>(a.v),
-                                              .work = work(a),
-                                              .scale = static_cast<float>(a.scale),
-                                              .o_acc = attention_kernel::head_rows<float>(a.o_acc),
-                                              .lse = attention_kernel::row_statistics(a.lse),
-                                              .out = attention_kernel::head_rows<T>(a.out),
-                                              .first = a.first,
-                                              .last = a.last,
-                                              .max_ctas = a.max_ctas};
+      const attention_kernel::Forward<T> call = arguments<T>(a);
       const attention_kernel::Alignment alignment{
           .inputs = all_aligned<16>(a.q, a.k, a.v),
           .outputs = (a.last ? all_aligned<4>(a.out) : true) && all_aligned<8>(a.o_acc)};
       Kernels<T, D>::forward(call, alignment, s);
     });
+  }
+
+  static bool forward(const AttentionForwardBlocks& a, cudaStream_t s) {
+    bool is_taken = false;
+    dispatch(a.call, [&]<class T, class D>(std::type_identity<T>, D) {
+      attention_kernel::Forward<T> call = arguments<T>(a.call);
+      call.others = {attention_kernel::head_rows<const T>(a.k), attention_kernel::head_rows<const T>(a.v),
+                     a.k.extent(1), a.block_rows, a.arrivals};
+      if constexpr (requires { Kernels<T, D>::forward_blocks(call, s); }) {
+        is_taken = Kernels<T, D>::forward_blocks(call, s);
+      }
+    });
+    return is_taken;
   }
 
   static void backward(const AttentionBackward& a, cudaStream_t s) {
@@ -108,6 +110,22 @@ struct CudaAttention {
     dispatch_dtype(Types{}, a.q.dtype(), [&](auto type) {
       dispatch_head_dims(Dims{}, a.q.extent(3), a.v.extent(3), [&](auto dims) { f(type, dims); });
     });
+  }
+  template <class T>
+  static attention_kernel::Forward<T> arguments(const AttentionForward& a) {
+    return {.extents = extents(a),
+            .q = attention_kernel::head_rows<const T>(a.q),
+            .k = attention_kernel::head_rows<const T>(a.k),
+            .v = attention_kernel::head_rows<const T>(a.v),
+            .work = work(a),
+            .scale = static_cast<float>(a.scale),
+            .o_acc = attention_kernel::head_rows<float>(a.o_acc),
+            .lse = attention_kernel::row_statistics(a.lse),
+            .out = attention_kernel::head_rows<T>(a.out),
+            .first = a.first,
+            .last = a.last,
+            .others = {},
+            .max_ctas = a.max_ctas};
   }
   template <class Call>
   static attention_kernel::Extents extents(const Call& a) {
