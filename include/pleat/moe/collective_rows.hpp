@@ -16,12 +16,12 @@ namespace pleat::inline v0::moe {
 template <executor Executor, communicator Comm>
 class CollectiveRows {
  public:
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   using leaf = moe_leaf<typename Executor::device_type>;
   static constexpr bool sends_ahead = false;  // headers travel in front of their rows
 
   CollectiveRows(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> comm, Carver& scratch,
-                 Carver& persistent, Carver& pinned, Stream s)
+                 Carver& persistent, Carver& pinned, stream_type s)
       : plan_(plan),
         executor_(executor),
         comm_(comm),
@@ -36,24 +36,24 @@ class CollectiveRows {
     executor.copy(tables_.incoming, incoming_.data(), incoming_.size() * sizeof(std::byte*), s);
   }
 
-  RowTable open(RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable open(RowKind kind, DispatchSaved& saved, stream_type s) {
     DispatchRecord& r = saved.record;
     if (kind == RowKind::token) leaf::sum_before(plan_.ranks, r.send_counts, r.send_first, s);
     const std::int64_t* first = way_of(kind) == Way::to_experts ? r.send_first : r.recv_first;
     return {.base = tables_.outgoing, .first = first, .format = plan_.format(kind)};
   }
 
-  void copy_all(RowKind, const void*, std::int64_t, Stream) {}  // plans with collectives do not
-  void send_headers(Stream) {}
-  void send(RowKind, Stream) {}
-  RowTable receive_headers(DispatchSaved& saved, Stream s) {
+  void copy_all(RowKind, const void*, std::int64_t, stream_type) {}  // plans with collectives do not
+  void send_headers(stream_type) {}
+  void send(RowKind, stream_type) {}
+  RowTable receive_headers(DispatchSaved& saved, stream_type s) {
     exchange_counts(saved, s);
     return exchange_rows(RowKind::token, saved, s);
   }
-  RowTable receive(RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable receive(RowKind kind, DispatchSaved& saved, stream_type s) {
     return kind == RowKind::token ? incoming(kind, saved) : exchange_rows(kind, saved, s);
   }
-  void release(RowKind, Stream) {}
+  void release(RowKind, stream_type) {}
 
  private:
   RowTable incoming(RowKind kind, const DispatchSaved& saved) const {
@@ -61,7 +61,7 @@ class CollectiveRows {
     const std::int64_t* first = way_of(kind) == Way::to_experts ? r.recv_first : r.send_first;
     return {.base = tables_.incoming, .first = first, .format = plan_.format(kind)};
   }
-  RowTable exchange_rows(RowKind kind, DispatchSaved& saved, Stream s) {
+  RowTable exchange_rows(RowKind kind, DispatchSaved& saved, stream_type s) {
     const DispatchRecord& r = saved.record;
     const std::int64_t* sent = saved.host_counts.data();
     const std::int64_t* received = sent + plan_.ranks;
@@ -75,7 +75,7 @@ class CollectiveRows {
     if (kind == RowKind::result && plan_.may_drop()) comm_.all_gather(r.dropped, r.all_dropped, 1, DType::i64, s);
     return incoming(kind, saved);
   }
-  void exchange_counts(DispatchSaved& saved, Stream s) {
+  void exchange_counts(DispatchSaved& saved, stream_type s) {
     const DispatchRecord& r = saved.record;
     const std::size_t bytes = static_cast<std::size_t>(plan_.ranks) * sizeof(std::int64_t);
     comm_.all_to_all(r.send_counts, r.recv_counts, 1, DType::i64, s);

@@ -70,13 +70,13 @@ template <executor Executor, communicator Comm, optional_arena Arena>
 class Dispatch {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   using leaf = moe_leaf<device_type>;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   /// See `bind`.
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
-           Stream s)
+           stream_type s)
       : Dispatch(agreed(plan, ep, memory.scratch, s), executor, ep, memory, Carver(memory.scratch),
                  Carver(memory.persistent), Carver(memory.pinned_host), s) {}
   const DispatchPlan& plan() const { return plan_; }
@@ -84,13 +84,13 @@ class Dispatch {
   /// x [tokens, hidden] dtype, ids [tokens, k] i32, weights [tokens, k] acc -> the rows of this rank's experts, which
   /// lie in `saved`. Ids are distinct experts; others are unrouted: they take no part, and are counted in `status`.
   template <class X, class Ids, class Weights>
-  ExpertRows dispatch(const Streams<Stream>& streams, const X& x, const Ids& ids, const Weights& weights,
+  ExpertRows dispatch(const Streams<stream_type>& streams, const X& x, const Ids& ids, const Weights& weights,
                       DispatchSaved& saved) {
     const TensorRef in = dense("x", x, plan_.shape.dtype, kind, {any_extent, plan_.shape.hidden});
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {in.extent(0), plan_.shape.k});
     const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {in.extent(0), plan_.shape.k});
     saved.expect_made_for(plan_);
-    const Stream s = streams.compute;
+    const stream_type s = streams.compute;
     if (saved.place >= 0) release(streams, saved);  // the rows of a forward call that nothing followed
     if (saved.arena != nullptr) saved.place = saved.arena->enter();
     saved.tokens = in.extent(0);
@@ -135,14 +135,14 @@ class Dispatch {
   /// result over its experts, 0 for a token without any. Summed per rank, then over ranks, each rounded to dtype once;
   /// `residual` [tokens, hidden] dtype, where given, is the first term of the second sum, and may be y.
   template <class Out, class Y, class Residual = TensorRef>
-  void combine(const Streams<Stream>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y,
+  void combine(const Streams<stream_type>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y,
                const Residual& residual = {}) {
     saved.expect_filled("combine", plan_);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef result = token_rows("y", y, saved);
     const TensorRef first =
         dense_or_absent("residual", residual, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden});
-    const Stream s = streams.compute;
+    const stream_type s = streams.compute;
     exchange(
         RowKind::result, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
@@ -156,13 +156,13 @@ class Dispatch {
   /// dy [tokens, hidden] dtype -> dexpert_out [capacity_rows, hidden] dtype: weight * dy of each row's token, pad rows
   /// zero. Also saves the gradients of the weights, <dy, expert_out>; expert_out is what `combine` was given.
   template <class DY, class Out, class DOut>
-  void combine_backward(const Streams<Stream>& streams, const DY& dy, const Out& expert_out, DispatchSaved& saved,
+  void combine_backward(const Streams<stream_type>& streams, const DY& dy, const Out& expert_out, DispatchSaved& saved,
                         const DOut& dexpert_out) {
     saved.expect_filled("combine_backward", plan_);
     const TensorRef in = token_rows("dy", dy, saved);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
-    const Stream s = streams.compute;
+    const stream_type s = streams.compute;
     const int rank = ep_.rank();
     std::visit(
         [&](row_transport auto& transport) {
@@ -181,13 +181,13 @@ class Dispatch {
   /// dexpert_rows [capacity_rows, hidden] dtype -> dx [tokens, hidden] dtype and dweights [tokens, k] acc, overwritten;
   /// unrouted choices have gradient 0. Of a call with too many tokens dweights is not written.
   template <class DRows, class DX, class DWeights>
-  void dispatch_backward(const Streams<Stream>& streams, const DRows& dexpert_rows, DispatchSaved& saved, const DX& dx,
-                         const DWeights& dweights) {
+  void dispatch_backward(const Streams<stream_type>& streams, const DRows& dexpert_rows, DispatchSaved& saved,
+                         const DX& dx, const DWeights& dweights) {
     saved.expect_filled("dispatch_backward", plan_);
     const TensorRef drows = expert_rows("dexpert_rows", dexpert_rows);
     const TensorRef result = token_rows("dx", dx, saved);
     const TensorRef dw = dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k});
-    const Stream s = streams.compute;
+    const stream_type s = streams.compute;
     exchange(
         RowKind::token_gradient, saved, s,
         [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
@@ -200,7 +200,7 @@ class Dispatch {
 
   /// Gives rows back to the plan's arena, if there is one: once all that reads them is enqueued, in the reverse order
   /// of `dispatch`. Errors: shape_error E17.
-  void release(const Streams<Stream>& streams, DispatchSaved& saved) const {
+  void release(const Streams<stream_type>& streams, DispatchSaved& saved) const {
     if (saved.arena == nullptr) return;
     saved.arena->leave(std::exchange(saved.place, -1));
     executor_.copy(saved.arena->used_rows, saved.record.offsets, sizeof(std::int64_t), streams.compute);
@@ -217,7 +217,7 @@ class Dispatch {
   }
   /// Reads the status: waits for the work on `streams.compute`. Collective over the group. Errors: shape_error E08, and
   /// E10 with Overflow::error, on every rank of the group alike: the ranks meet before they throw.
-  DispatchStatus check(const Streams<Stream>& streams) const {
+  DispatchStatus check(const Streams<stream_type>& streams) const {
     DispatchStatus now;
     executor_.copy(&now, status_, sizeof(now), streams.compute);
     ep_.wait(streams.compute);
@@ -239,7 +239,7 @@ class Dispatch {
 
  private:
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
-           Carver scratch, Carver persistent, Carver pinned, Stream s)
+           Carver scratch, Carver persistent, Carver pinned, stream_type s)
       : plan_(plan),
         executor_(executor),
         ep_(ep),
@@ -252,7 +252,7 @@ class Dispatch {
     executor_.zero(status_, sizeof(DispatchStatus), s);
   }
   /// The plan, once all ranks of the group have shown that they have the same.
-  static const DispatchPlan& agreed(const DispatchPlan& plan, const GroupComm<Comm>& ep, Block scratch, Stream s) {
+  static const DispatchPlan& agreed(const DispatchPlan& plan, const GroupComm<Comm>& ep, Block scratch, stream_type s) {
     check_group(ep.size(), plan.ranks);
     agree_on("moe dispatch", detail::agreement_of(plan), ep, scratch, s);
     return plan;
@@ -260,7 +260,7 @@ class Dispatch {
 
   /// All ranks of the group have come here, on the host too: none of them ends the run while another still waits in the
   /// calls before.
-  void meet(Stream s) const {
+  void meet(stream_type s) const {
     ep_.barrier(s);
     ep_.wait(s);
     ep_.barrier(s);
@@ -269,9 +269,9 @@ class Dispatch {
   /// Rows of `x` to the other ranks, on the side where the transport lets them go ahead.
   template <class Transport>
   void send_rows(Transport& transport, RowKind row_kind, const void* x, const DispatchSaved& saved, const RowTable& out,
-                 const Streams<Stream>& streams) {
+                 const Streams<stream_type>& streams) {
     if (plan_.ranks == 1) return;
-    const Stream s = Transport::sends_ahead ? streams.comm : streams.compute;
+    const stream_type s = Transport::sends_ahead ? streams.comm : streams.compute;
     if (Transport::sends_ahead) {
       executor_.record(ready_, streams.compute);
       executor_.wait(s, ready_);
@@ -286,14 +286,14 @@ class Dispatch {
   }
   /// The rows that came have been read, and those that went out may be overwritten where they came from.
   template <class Transport>
-  void finish(Transport& transport, RowKind row_kind, Stream s) {
+  void finish(Transport& transport, RowKind row_kind, stream_type s) {
     transport.release(row_kind, s);
     if (Transport::sends_ahead && plan_.ranks > 1) executor_.wait(s, sent_);
   }
 
   /// One exchange of results: `write` the rows I send, then `read` those that came.
   template <class Write, class Read>
-  void exchange(RowKind row_kind, DispatchSaved& saved, Stream s, const Write& write, const Read& read) {
+  void exchange(RowKind row_kind, DispatchSaved& saved, stream_type s, const Write& write, const Read& read) {
     std::visit(
         [&](row_transport auto& transport) {
           write(transport.open(row_kind, saved, s));
@@ -312,14 +312,14 @@ class Dispatch {
   TensorRef token_rows(const char* what, const T& t, const DispatchSaved& saved) const {
     return dense(what, t, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden});
   }
-  void zero_unplanned(const TensorRef& t, const DispatchSaved& saved, Stream s) const {
+  void zero_unplanned(const TensorRef& t, const DispatchSaved& saved, stream_type s) const {
     const auto row_bytes = static_cast<std::size_t>(t.extent(1)) * size_bytes(t.dtype());
     executor_.zero(static_cast<std::byte*>(t.data()) + static_cast<std::size_t>(saved.planned_tokens) * row_bytes,
                    static_cast<std::size_t>(saved.tokens - saved.planned_tokens) * row_bytes, s);
   }
 
   using Rows = typename detail::RowsOf<Executor, Comm, Arena>::type;
-  Rows make_rows(const Memory<Arena>& memory, Carver& scratch, Carver& persistent, Carver& pinned, Stream s) {
+  Rows make_rows(const Memory<Arena>& memory, Carver& scratch, Carver& persistent, Carver& pinned, stream_type s) {
     if (plan_.options.transport == Transport::collective) {
       return CollectiveRows<Executor, Comm>(plan_, executor_, ep_, scratch, persistent, pinned, s);
     }

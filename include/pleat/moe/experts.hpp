@@ -151,7 +151,7 @@ template <executor Executor>
 class Experts {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   using leaf = moe_leaf<device_type>;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
@@ -165,14 +165,14 @@ class Experts {
 
   /// out = experts(rows).
   template <class Rows, class Offsets, class Out>
-  void forward(const Streams<Stream>& streams, const Rows& rows, const Offsets& offsets, const ExpertMatrices& weights,
-               ExpertSaved& saved, const Out& out) {
+  void forward(const Streams<stream_type>& streams, const Rows& rows, const Offsets& offsets,
+               const ExpertMatrices& weights, ExpertSaved& saved, const Out& out) {
     const TensorRef in = row_array("rows", rows), result = row_array("out", out);
     const std::int64_t* starts = row_starts(offsets);
     check_matrices("weights", weights, plan_.shape.dtype);
     saved.expect_made_for(plan_.shape);
     saved.is_filled = true;
-    const Stream s = streams.compute;
+    const stream_type s = streams.compute;
     const ExpertRecord& r = saved.record;
     std::byte* const act = inner_arrays(saved).act;
     leaf::gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, act, s);
@@ -182,7 +182,7 @@ class Experts {
   /// dout -> drows, overwritten, and dweights (accumulate ? += : =) in the accumulator; an expert without rows gets
   /// zeros, or keeps what it has. `rows`, `offsets` and `weights` are those of the forward call. `drows` may be `dout`.
   template <class DOut, class Rows, class Offsets, class DRows>
-  void backward(const Streams<Stream>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
+  void backward(const Streams<stream_type>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
                 const ExpertMatrices& weights, const ExpertSaved& saved, const DRows& drows,
                 const ExpertMatrices& dweights, bool accumulate) {
     const ExpertPlan::Scratch inner = inner_arrays(saved);
@@ -193,7 +193,7 @@ class Experts {
   /// The first half of `backward`: dout -> drows, which is another array. `inner` is memory of the caller's, carved by
   /// `ExpertPlan::carve_scratch`; the second half reads it, and dout.
   template <class DOut, class Offsets, class DRows>
-  void input_backward(const Streams<Stream>& streams, const DOut& dout, const Offsets& offsets,
+  void input_backward(const Streams<stream_type>& streams, const DOut& dout, const Offsets& offsets,
                       const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner,
                       const DRows& drows) {
     inner_gradients(streams, dout, offsets, weights, saved, inner);
@@ -201,7 +201,7 @@ class Experts {
   }
   /// The second half, at any later time: dweights.
   template <class DOut, class Rows, class Offsets>
-  void weight_backward(const Streams<Stream>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
+  void weight_backward(const Streams<stream_type>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
                        const ExpertPlan::Scratch& inner, const ExpertMatrices& dweights, bool accumulate) {
     const TensorRef gradient = row_array("dout", dout), in = row_array("rows", rows);
     const std::int64_t* starts = row_starts(offsets);
@@ -221,7 +221,7 @@ class Experts {
                                   : scratch_;
   }
   template <class DOut, class Offsets>
-  void inner_gradients(const Streams<Stream>& streams, const DOut& dout, const Offsets& offsets,
+  void inner_gradients(const Streams<stream_type>& streams, const DOut& dout, const Offsets& offsets,
                        const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner) {
     check_matrices("weights", weights, plan_.shape.dtype);
     saved.expect_filled(plan_.shape);
@@ -229,7 +229,7 @@ class Experts {
                         saved.record.up, inner.dgate, inner.dup, inner.act, streams.compute);
   }
   template <class Offsets, class DRows>
-  void row_gradients(const Streams<Stream>& streams, const Offsets& offsets, const ExpertMatrices& weights,
+  void row_gradients(const Streams<stream_type>& streams, const Offsets& offsets, const ExpertMatrices& weights,
                      const ExpertPlan::Scratch& inner, const DRows& drows) {
     leaf::gate_up_backward(plan_, inner.dgate, inner.dup, row_starts(offsets), weights.gate, weights.up,
                            row_array("drows", drows).data(), streams.compute);

@@ -19,10 +19,10 @@ template <executor Executor, communicator Comm, optional_arena Arena>
 class Layer {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, Stream s)
+  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, stream_type s)
       : plan_(agreed(plan, ep, memory.scratch, s)),
         executor_(executor),
         scratch_(take_scratch(plan, memory)),
@@ -42,7 +42,7 @@ class Layer {
   /// x [tokens, hidden] dtype, logits [tokens, experts] acc -> y [tokens, hidden] dtype, overwritten. `weights` are
   /// this rank's experts. `residual` [tokens, hidden] dtype, where given, is added before y is rounded, and may be y.
   template <class X, class Logits, class Y, class Residual = TensorRef>
-  void forward(const Streams<Stream>& streams, const X& x, const Logits& logits, const ExpertMatrices& weights,
+  void forward(const Streams<stream_type>& streams, const X& x, const Logits& logits, const ExpertMatrices& weights,
                LayerSaved& saved, const Y& y, const Choice& choice = {}, const Residual& residual = {}) {
     const TensorRef in = dense("x", x, plan_.dispatch.shape.dtype, kind, {any_extent, plan_.dispatch.shape.hidden});
     const std::int64_t tokens = in.extent(0);
@@ -67,7 +67,7 @@ class Layer {
   /// forward call; dprobs [groups, experts] acc, or absent, is the load-balance loss's (losses.hpp). All sums are
   /// plain: a step divides once. The gradient of x by way of the logits is the caller's, who made the logits.
   template <class DY, class Logits, class DProbs, class DX, class DLogits>
-  void backward(const Streams<Stream>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
+  void backward(const Streams<stream_type>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
                 const DProbs& dprobs, LayerSaved& saved, const DX& dx, const DLogits& dlogits,
                 const ExpertMatrices& dweights, bool accumulate) {
     const TensorRef drows = row_gradients(saved);
@@ -80,9 +80,9 @@ class Layer {
   /// `backward` in two halves, for schedules that put the weights' gradients off: the first gives dx and dlogits and
   /// fills `deferred`, memory of the caller's carved by `LayerPlan::carve_deferred`.
   template <class DY, class Logits, class DProbs, class DX, class DLogits>
-  void input_backward(const Streams<Stream>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
-                      const DProbs& dprobs, LayerSaved& saved, const LayerPlan::Deferred& deferred, const DX& dx,
-                      const DLogits& dlogits) {
+  void input_backward(const Streams<stream_type>& streams, const DY& dy, const Logits& logits,
+                      const ExpertMatrices& weights, const DProbs& dprobs, LayerSaved& saved,
+                      const LayerPlan::Deferred& deferred, const DX& dx, const DLogits& dlogits) {
     const TensorRef dout = expert_rows(deferred.dexpert_out, saved.ids.device());
     const TensorRef drows = row_gradients(saved);
     dispatch_.combine_backward(streams, dy, expert_out(saved), saved.dispatch, dout);
@@ -91,7 +91,7 @@ class Layer {
     token_gradients(streams, logits, dprobs, drows, saved, dx, dlogits);
   }
   /// The second half, at any later time: dweights (accumulate ? += : =). Local.
-  void weight_backward(const Streams<Stream>& streams, LayerSaved& saved, const LayerPlan::Deferred& deferred,
+  void weight_backward(const Streams<stream_type>& streams, LayerSaved& saved, const LayerPlan::Deferred& deferred,
                        const ExpertMatrices& dweights, bool accumulate) {
     const ExpertRows rows = dispatch_.rows(saved.dispatch);
     experts_.weight_backward(streams, expert_rows(deferred.dexpert_out, saved.ids.device()), rows.rows, rows.offsets,
@@ -100,16 +100,18 @@ class Layer {
   }
   /// Gives the rows of a forward pass without a backward pass back to the arena, if there is one; backward does so
   /// itself. Local. Errors: shape_error E17 unless it was the last that took rows.
-  void release(const Streams<Stream>& streams, LayerSaved& saved) const { dispatch_.release(streams, saved.dispatch); }
+  void release(const Streams<stream_type>& streams, LayerSaved& saved) const {
+    dispatch_.release(streams, saved.dispatch);
+  }
 
   const DispatchStatus* status() const { return dispatch_.status(); }
   std::vector<const std::int64_t*> status_words() const { return dispatch_.status_words(); }
   /// As Dispatch::check. Errors: shape_error E08, E10, on every rank of the ep group alike.
-  DispatchStatus check(const Streams<Stream>& streams) const { return dispatch_.check(streams); }
+  DispatchStatus check(const Streams<stream_type>& streams) const { return dispatch_.check(streams); }
 
  private:
   /// The plan, once all ranks of the group have shown that they route alike; dispatch compares the rest.
-  static const LayerPlan& agreed(const LayerPlan& plan, const GroupComm<Comm>& ep, Block scratch, Stream s) {
+  static const LayerPlan& agreed(const LayerPlan& plan, const GroupComm<Comm>& ep, Block scratch, stream_type s) {
     check_group(ep.size(), plan.dispatch.ranks);
     const RouterOptions& router = plan.router.options;
     const std::array fields{
@@ -128,7 +130,7 @@ class Layer {
     return scratch;
   }
   template <class Logits>
-  void route(const Streams<Stream>& streams, const Logits& logits, LayerSaved& saved, const Choice& choice) const {
+  void route(const Streams<stream_type>& streams, const Logits& logits, LayerSaved& saved, const Choice& choice) const {
     if (choice.ids.rank() == 0) {
       return router_.choose(streams, logits, saved.ids, saved.weights, saved.probs, choice.bias, choice.routed);
     }
@@ -146,7 +148,7 @@ class Layer {
   }
   /// From the gradients of the rows to those of the tokens and of their logits.
   template <class Logits, class DProbs, class DX, class DLogits>
-  void token_gradients(const Streams<Stream>& streams, const Logits& logits, const DProbs& dprobs,
+  void token_gradients(const Streams<stream_type>& streams, const Logits& logits, const DProbs& dprobs,
                        const TensorRef& drows, LayerSaved& saved, const DX& dx, const DLogits& dlogits) {
     const TensorRef dchoice =
         choice_array(scratch_.dweights, plan_.router.accumulator(), saved.dispatch.tokens, saved.ids.device());

@@ -105,12 +105,12 @@ template <executor Executor, communicator Comm>
 class LoadBalance {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   /// See `bind`.
   LoadBalance(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over, Block persistent,
-              Stream s)
+              stream_type s)
       : plan_(plan),
         executor_(executor),
         counted_over_(counted_over),
@@ -136,7 +136,7 @@ class LoadBalance {
   /// rank's part of L: the sum over micro-batches, and over dp x cp, is L. Ordered on `streams.compute`. Errors:
   /// shape_error T07, E01, E04, E05.
   template <class Ids, class Probs, class DProbs, class Value>
-  void forward(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
+  void forward(const Streams<stream_type>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
                const StepTokens* step, const DProbs& dprobs, const Value& value) {
     begin(streams, ids, probs, sequences, step, dprobs, value);
     end(streams);
@@ -145,7 +145,7 @@ class LoadBalance {
   /// `forward`, whose sum over ranks and gradients go on on `streams.comm`: dprobs is needed in the backward pass only.
   /// What it is given must stay as it is until `end`, and `value` is of `streams.comm` until then.
   template <class Ids, class Probs, class DProbs, class Value>
-  void begin(const Streams<Stream>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
+  void begin(const Streams<stream_type>& streams, const Ids& ids, const Probs& probs, std::int64_t sequences,
              const StepTokens* step, const DProbs& dprobs, const Value& value) {
     const std::int64_t groups = plan_.rows(sequences);
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
@@ -165,7 +165,7 @@ class LoadBalance {
     moe_leaf<device_type>::count_choices(plan_.shape.experts, plan_.shape.k, groups, tokens, chosen_ids, false,
                                          memory_.counts, streams.compute);
     executor_.record(counted_, streams.compute);
-    const Stream s = streams.comm;
+    const stream_type s = streams.comm;
     executor_.wait(s, counted_);
     all_reduce_ordered(counted_over_, memory_.counts, counters, DType::f64, memory_.reduction, s);
     const double* counts = memory_.counts;
@@ -181,7 +181,7 @@ class LoadBalance {
     is_open_ = true;
   }
   /// What follows on `streams.compute` comes after the work of the last `begin`: before dprobs is read, and the value.
-  void end(const Streams<Stream>& streams) {
+  void end(const Streams<stream_type>& streams) {
     if (std::exchange(is_open_, false)) executor_.wait(streams.compute, done_);
   }
 

@@ -17,11 +17,11 @@ namespace pleat::inline v0::moe {
 template <executor Executor, peer_access Peers>
 class PeerRows {
  public:
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   static constexpr bool sends_ahead = true;
 
   /// Own rows lie in the own window and need no signal. Fills the device tables and gives every peer its first credits.
-  PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, Stream s)
+  PeerRows(const DispatchPlan& plan, const Executor& executor, Peers peers, Carver& persistent, stream_type s)
       : plan_(plan), executor_(executor), peers_(std::move(peers)), tables_(plan.carve_peer_tables(persistent)) {
     Carver symmetric;
     plan.carve_window(symmetric);
@@ -53,14 +53,14 @@ class PeerRows {
   }
 
   /// Where to write rows and counts; what follows runs when all peers have read those before.
-  RowTable open(RowKind kind, const DispatchSaved&, Stream s) {
+  RowTable open(RowKind kind, const DispatchSaved&, stream_type s) {
     const int way = static_cast<int>(way_of(kind));
     pleat::detail::await_peers(peers_, free_channel(way_of(kind)), s);
     return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
   /// x [tokens, hidden] to all other ranks, at slots that are the tokens.
-  void copy_all(RowKind kind, const void* x, std::int64_t tokens, Stream s) {
+  void copy_all(RowKind kind, const void* x, std::int64_t tokens, stream_type s) {
     const RowFormat format = plan_.format(kind);
     const std::size_t payload = static_cast<std::size_t>(plan_.shape.hidden) * size_bytes(plan_.shape.dtype);
     const std::size_t first = static_cast<std::size_t>(copied_.first[0][0]) * format.row_bytes + format.header_bytes;
@@ -70,26 +70,26 @@ class PeerRows {
                         format.row_bytes, x, payload, payload, static_cast<std::size_t>(tokens), s);
     }
   }
-  void send_headers(Stream s) { pleat::detail::signal_peers(peers_, headers_channel, s); }
-  void send(RowKind kind, Stream s) { pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s); }
-  RowTable receive_headers(const DispatchSaved&, Stream s) {
+  void send_headers(stream_type s) { pleat::detail::signal_peers(peers_, headers_channel, s); }
+  void send(RowKind kind, stream_type s) { pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s); }
+  RowTable receive_headers(const DispatchSaved&, stream_type s) {
     pleat::detail::await_peers(peers_, headers_channel, s);
     return incoming(RowKind::token);
   }
-  RowTable receive(RowKind kind, const DispatchSaved&, Stream s) {
+  RowTable receive(RowKind kind, const DispatchSaved&, stream_type s) {
     pleat::detail::await_peers(peers_, full_channel(way_of(kind)), s);
     return incoming(kind);
   }
 
   /// The rows that came have been read.
-  void release(RowKind kind, Stream s) { grant(way_of(kind), s); }
+  void release(RowKind kind, stream_type s) { grant(way_of(kind), s); }
 
  private:
   RowTable incoming(RowKind kind) const {
     const int way = static_cast<int>(way_of(kind));
     return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
   }
-  void grant(Way way, Stream s) { pleat::detail::signal_peers(peers_, free_channel(way), s); }
+  void grant(Way way, stream_type s) { pleat::detail::signal_peers(peers_, free_channel(way), s); }
   static constexpr int free_channel(Way way) { return 2 * static_cast<int>(way); }
   static constexpr int full_channel(Way way) { return 2 * static_cast<int>(way) + 1; }
   static constexpr int headers_channel = 4;

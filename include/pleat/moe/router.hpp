@@ -78,7 +78,7 @@ template <executor Executor>
 class Router {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
 
   explicit Router(const RouterPlan& plan) : plan_(plan) { preload_leaves<moe_leaf<device_type>>(); }
   const RouterPlan& plan() const { return plan_; }
@@ -88,7 +88,7 @@ class Router {
   /// added to the scores for the choice only. `routed` [tokens] u8, or absent: tokens with 0 are padding, their ids are
   /// -1.
   template <class Logits, class Ids, class Weights, class Probs, class Bias = TensorRef, class Routed = TensorRef>
-  void choose(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
+  void choose(const Streams<stream_type>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
               const Probs& probs, const Bias& bias = {}, const Routed& routed = {}) const {
     const IdSource source = plan_.options.force_balance ? IdSource::balance : IdSource::logits;
     route(streams, source, logits, ids, weights, probs, bias, routed);
@@ -96,7 +96,7 @@ class Router {
 
   /// Weights and probs of the choice `ids` that the caller gives; otherwise as `choose`.
   template <class Logits, class Ids, class Weights, class Probs>
-  void weigh(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
+  void weigh(const Streams<stream_type>& streams, const Logits& logits, const Ids& ids, const Weights& weights,
              const Probs& probs) const {
     route(streams, IdSource::caller, logits, ids, weights, probs, TensorRef{}, TensorRef{});
   }
@@ -105,7 +105,7 @@ class Router {
   /// overwritten. `groups` divides tokens: tokens/groups consecutive tokens share a row of dprobs (see losses.hpp); it
   /// acts on tokens that have at least one routed id. logits, ids and probs are those of the forward call.
   template <class Logits, class Ids, class Probs, class DWeights, class DProbs, class DLogits>
-  void backward(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const Probs& probs,
+  void backward(const Streams<stream_type>& streams, const Logits& logits, const Ids& ids, const Probs& probs,
                 const DWeights& dweights, const DProbs& dprobs, const DLogits& dlogits) const {
     const auto [in, chosen, p] = operands(logits, ids, probs);
     const std::int64_t tokens = in.extent(0);
@@ -134,7 +134,7 @@ class Router {
   }
 
   template <class Logits, class Ids, class Weights, class Probs, class Bias, class Routed>
-  void route(const Streams<Stream>& streams, IdSource source, const Logits& logits, const Ids& ids,
+  void route(const Streams<stream_type>& streams, IdSource source, const Logits& logits, const Ids& ids,
              const Weights& weights, const Probs& probs, const Bias& bias, const Routed& routed) const {
     const auto [in, chosen, p] = operands(logits, ids, probs);
     const std::int64_t tokens = in.extent(0);

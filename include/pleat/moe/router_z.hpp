@@ -49,7 +49,7 @@ template <executor Executor>
 class RouterZ {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   /// Errors: shape_error T02.
@@ -64,7 +64,7 @@ class RouterZ {
   /// without a routed id has no part. `value` [1] f64 is increased by this rank's part of L: the sum over micro-batches
   /// and dp x cp is L. `step` lies in device memory. Errors: shape_error T07, E01.
   template <class Logits, class Ids, class DLogits, class Value>
-  void backward(const Streams<Stream>& streams, const Logits& logits, const Ids& ids, const StepTokens* step,
+  void backward(const Streams<stream_type>& streams, const Logits& logits, const Ids& ids, const StepTokens* step,
                 const DLogits& dlogits, const Value& value) const {
     const TensorRef in = dense("logits", logits, plan_.accumulator(), kind, {any_extent, plan_.shape.experts});
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {in.extent(0), plan_.shape.k});

@@ -17,7 +17,7 @@ namespace pleat::inline v0::moe {
 /// - `release`: they have been read.
 template <class T>
 concept row_transport = requires(T& t, RowKind kind, DispatchSaved& saved, const void* x, std::int64_t tokens,
-                                 typename T::Stream s) {
+                                 typename T::stream_type s) {
   { T::sends_ahead } -> std::convertible_to<bool>;
   { t.open(kind, saved, s) } -> std::same_as<RowTable>;
   t.copy_all(kind, x, tokens, s);

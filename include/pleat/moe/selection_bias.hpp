@@ -49,11 +49,12 @@ template <executor Executor, communicator Comm>
 class SelectionBias {
  public:
   using device_type = typename Executor::device_type;
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   /// See `bind`.
-  SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent, Stream s)
+  SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent,
+                stream_type s)
       : plan_(plan), counted_over_(counted_over), scratch_(scratch) {
     preload_leaves<core_leaf<device_type>, moe_leaf<device_type>>();
     Carver memory(persistent);
@@ -65,7 +66,7 @@ class SelectionBias {
 
   /// Counts the choices ids [tokens, k] i32 of a micro-batch. Local. Errors: shape_error T07, E01.
   template <class Ids>
-  void count(const Streams<Stream>& streams, const Ids& ids) {
+  void count(const Streams<stream_type>& streams, const Ids& ids) {
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {any_extent, plan_.shape.k});
     moe_leaf<device_type>::count_choices(plan_.shape.experts, plan_.shape.k, 1, chosen.extent(0),
                                          chosen.template as<std::int32_t>(), started_, counts_, streams.compute);
@@ -75,7 +76,7 @@ class SelectionBias {
   /// bias [experts] acc += rate * sign(mean count - count), from all counts since the last update; forgets them.
   /// Collective over the group; `count` was called at least once.
   template <class Bias>
-  void update(const Streams<Stream>& streams, double rate, const Bias& bias) {
+  void update(const Streams<stream_type>& streams, double rate, const Bias& bias) {
     const TensorRef b = dense("bias", bias, accumulator(plan_.shape.dtype), kind, {plan_.shape.experts});
     all_reduce_ordered(counted_over_, counts_, plan_.counters(), DType::f64, scratch_, streams.compute);
     moe_leaf<device_type>::update_bias(plan_.shape.experts, b.dtype(), counts_, rate, b.data(), streams.compute);

@@ -64,7 +64,7 @@ struct NoObserver {
 template <executor Executor, communicator Comm>
 class Pipeline {
  public:
-  using Stream = typename Executor::stream_type;
+  using stream_type = typename Executor::stream_type;
 
   /// See `bind`.
   Pipeline(Plan plan, const Executor& executor, const GroupComm<Comm>& pp, Block scratch)
@@ -81,14 +81,15 @@ class Pipeline {
 
   /// One step: all passes of all micro-batches, with the rows of the plan. `model` is called as `stage_model` says.
   /// Errors: what the model throws, and comm_error; when one rank fails, all end.
-  template <stage_model<Stream> Model, class Observer = NoObserver>
-  void run(const Streams<Stream>& streams, Model& model, Observer&& observer = {}) {
+  template <stage_model<stream_type> Model, class Observer = NoObserver>
+  void run(const Streams<stream_type>& streams, Model& model, Observer&& observer = {}) {
     step(streams, model, observer, layout_, plan_.shape);
   }
   /// The same with other rows, the same ones on every rank, as long as they need no more memory than the plan. Errors:
   /// shape_error P04, P08, on every rank alike and before anything is sent.
-  template <stage_model<Stream> Model, class Observer = NoObserver>
-  void run(const Streams<Stream>& streams, std::span<const std::int64_t> rows, Model& model, Observer&& observer = {}) {
+  template <stage_model<stream_type> Model, class Observer = NoObserver>
+  void run(const Streams<stream_type>& streams, std::span<const std::int64_t> rows, Model& model,
+           Observer&& observer = {}) {
     const Shape shape{plan_.shape.hidden, plan_.shape.dtype, {rows.begin(), rows.end()}};
     detail::check_rows(plan_.schedule, shape.rows);
     const bool is_within = std::equal(rows.begin(), rows.end(), plan_.shape.rows.begin(), std::less_equal<>());
@@ -114,7 +115,7 @@ class Pipeline {
   }
 
   template <class Model, class Observer>
-  void step(const Streams<Stream>& streams, Model& model, Observer& observer, const detail::BoundaryLayout& layout,
+  void step(const Streams<stream_type>& streams, Model& model, Observer& observer, const detail::BoundaryLayout& layout,
             const Shape& shape) {
     const Program& mine = program();
     std::size_t batch = 0;
@@ -137,7 +138,7 @@ class Pipeline {
     if (!transferred_.empty()) executor_.wait(streams.compute, transferred_.back());
   }
 
-  void exchange(const Streams<Stream>& streams, std::size_t batch, const detail::BoundaryLayout& layout,
+  void exchange(const Streams<stream_type>& streams, std::size_t batch, const detail::BoundaryLayout& layout,
                 const Shape& shape) {
     sends_.clear();
     receives_.clear();
@@ -155,7 +156,7 @@ class Pipeline {
   }
 
   template <class Model>
-  void run_op(Stream s, const Op& op, Model& model, const detail::BoundaryLayout& layout, const Shape& shape) {
+  void run_op(stream_type s, const Op& op, Model& model, const detail::BoundaryLayout& layout, const Shape& shape) {
     const Placement& placement = plan_.schedule.placement;
     const auto tensor = [&](Payload payload, int stage, int micro_batch) {
       const Boundary what{payload, stage, micro_batch};
