@@ -98,10 +98,6 @@ class ops<pleat::cuda_device> {
                      Stream s) {
     gpu::cross_entropy(logits, labels, loss, rows, classes, work_.losses, s);
   }
-  template <class T>
-  void add(T* x, const T* y, std::int64_t elems, Stream s) {
-    gpu::launch_pointwise<gpu::full_width<T>>(gpu::add_kernel<T>, "add_kernel", elems, s, x, y);
-  }
   void add_constant(double* sum, double value, Stream s) {
     gpu::add_constant_kernel<double><<<1, 1, 0, s>>>(sum, value);
     pleat::check_launch("add_constant_kernel");

@@ -17,20 +17,6 @@ __device__ __forceinline__ void for_each_vector(std::int64_t elems, F f) {
   if (rest < elems) f(rest, std::integral_constant<int, 1>{});
 }
 
-template <class T>
-PLEAT_KERNEL void __launch_bounds__(threads) add_kernel(T* x, const T* y, std::int64_t elems) {
-  using A = pleat::accumulator_t<T>;
-  for_each_vector<full_width<T>>(elems, [&]<int width>(std::int64_t at, std::integral_constant<int, width>) {
-    auto sum = load<width>(x, at);
-    const auto term = load<width>(y, at);
-#pragma unroll
-    for (int k = 0; k < width; ++k) {
-      sum.elem[k] = static_cast<T>(static_cast<A>(sum.elem[k]) + static_cast<A>(term.elem[k]));
-    }
-    store(x, at, sum);
-  });
-}
-
 /// out = silu(gate) * up. source: arXiv 2002.05202.
 template <class T>
 PLEAT_KERNEL void __launch_bounds__(threads) swiglu_kernel(const T* gate, const T* up, T* out, std::int64_t elems) {
