@@ -49,7 +49,7 @@ TEST_CASE("packed and ragged: the same tokens, documents and targets on every me
     auto operator<=>(const Token&) const = default;
   };
   using Read = std::map<std::pair<int, std::int64_t>, Token>;  // (micro-batch, number of the token in it)
-  const auto read = [&](const char* mesh, const char* micro_batch, pleat::moe::StepTokens& sums) {
+  const auto read = [&](const char* mesh, const char* micro_batch, pleat::moe::StepTokens& sums, double& pairs) {
     const Options o = options_of({"--text", file.name().c_str(), "--mesh", mesh, "--seq", "64", "--batch", "16",
                                   "--micro-batch", micro_batch, "--experts", "8", "--packed", "--ragged"});
     const Text text(o.text, o.sequence, o.batch);
@@ -69,19 +69,24 @@ TEST_CASE("packed and ragged: the same tokens, documents and targets on every me
         }
       }
       sums = data.step_tokens(16);
+      pairs = data.step_pairs(16);
     }
     return tokens;
   };
   pleat::moe::StepTokens one_sums, sums;
-  const Read one = read("pp1-dp1-cp1-ep1", "4", one_sums);
+  double one_pairs = 0, pairs = 0, seen = 0;
+  const Read one = read("pp1-dp1-cp1-ep1", "4", one_sums, one_pairs);
+  for (const auto& [where, token] : one) seen += token.position + 1;  // a token sees those before it and itself
+  CHECK(seen == one_pairs);
   CHECK(one.size() == one_sums.routed);
   CHECK(one.size() < 16 * 64);
   CHECK(std::count_if(one.begin(), one.end(), [](const auto& t) { return t.second.label >= 0; }) == one_sums.targets);
   CHECK(std::count_if(one.begin(), one.end(), [](const auto& t) { return t.second.position == 0; }) ==
         one_sums.routed - one_sums.targets);  // the last of each document has no target
-  CHECK(read("pp1-dp2-cp3-ep2", "2", sums) == one);
-  CHECK(read("pp1-dp4-cp2-ep8", "1", sums) == one);
+  CHECK(read("pp1-dp2-cp3-ep2", "2", sums, pairs) == one);
+  CHECK(read("pp1-dp4-cp2-ep8", "1", sums, pairs) == one);
   CHECK(sums.targets == one_sums.targets);
+  CHECK(pairs == one_pairs);
 }
 
 TEST_CASE("a text of less than one global batch is refused with the bytes that are needed") {

@@ -1,6 +1,7 @@
 // Bad input is refused with the values and the valid choices.
 #include <doctest/doctest.h>
 
+#include "flops.hpp"
 #include "small_run.hpp"
 
 using namespace train_moe;
@@ -33,7 +34,7 @@ TEST_CASE("bad input names the valid choices") {
   refuses({"--head-dim", "7"}, "valid: 2 4 6");
   refuses({"--mesh", "pp4-dp1-cp1-ep1"}, "4 layers cannot fill 8 stages");
   refuses({"--mesh", "pp2-dp4-cp1-ep1", "--schedule", "dualpipev"}, "needs at least 4 micro-batches, and got 1");
-  refuses({"--schedule", "gpipe"}, "--schedule gpipe is unknown; valid: 1f1b zbv dualpipev");
+  refuses({"--schedule", "gpipe"}, "--schedule gpipe is unknown; valid: 1f1b 1f1b-pairs zbv dualpipev");
   refuses({"--preset", "gpt"}, "--preset gpt is unknown; valid: qwen3-30b-a3b deepseek-v2-lite");
   refuses({"--packed", "--balance", "sequence"}, "valid: none micro global");
   refuses({"--ragged", "--seq", "36"}, "valid: 8 16");
@@ -128,4 +129,19 @@ TEST_CASE("a preset has the sizes of its model, and flags change them wherever t
   CHECK(o.model.mlp_inner(1) == 2816);
   CHECK_FALSE(o.model.renormalize);
   CHECK(o.balance == pleat::moe::BalanceScope::sequence);
+}
+
+TEST_CASE("the model's operations are counted as papers count them") {
+  // 7 layers of qwen3: of each 18.9 million parameters of attention, 0.26 of the router, 8 experts of 4.7; and the
+  // head.
+  const ModelShape qwen = options_of({"--preset", "qwen3-30b-a3b", "--layers", "7"}).model;
+  const double layer = 2048.0 * (2 * 4096 + 2 * 512 + 128 + 8 * 3 * 768);
+  CHECK(training_flops(qwen, 1, 0) == 6 * (7 * layer + 2048.0 * 151936));
+  CHECK(training_flops(qwen, 0, 1) == 6 * 7 * 2 * 4096.0);
+  // Latents of 512 and 64 rotated numbers; the first layer is dense, the second has 6 routed experts and 2 shared ones.
+  const ModelShape deepseek = options_of({"--preset", "deepseek-v2-lite", "--layers", "2"}).model;
+  const double attention = 2048.0 * (16 * 192 + 576) + 512.0 * 16 * (128 + 128) + 16 * 128 * 2048.0;
+  const double mlps = 3 * 2048.0 * (10944 + (6 + 2) * 1408) + 2048.0 * 64;
+  CHECK(training_flops(deepseek, 1, 0) == 6 * (2 * attention + mlps + 2048.0 * 102400));
+  CHECK(training_flops(deepseek, 0, 1) == 6 * 2 * 16.0 * (192 + 128));
 }
