@@ -146,7 +146,7 @@ inline std::vector<Setting> settings() {
       integer("prefetch", "units gathered ahead (1)", [](Request& r) -> int& { return r.job.prefetch; }),
       {"capacity", "X", "rows of experts over those of balanced routing; 0: room for every routing (1.25)",
        [](Request& r, std::string_view text) { r.job.capacity = number<double>("capacity", text); }},
-      integer("row-alignment", "rows of an expert start at multiples of this (128)",
+      integer("row-alignment", "rows of an expert start at multiples of this (16)",
               [](Request& r) -> std::int64_t& { return r.job.row_alignment; }),
       rate("network", "GB/s of a GPU's adapter (50)", 1e9, &Machine::network),
       rate("nvlink", "GB/s of a GPU, each way", 1e9, &Machine::nvlink),

@@ -108,15 +108,16 @@ class ExpertBlock {
 
   const Plan& plan() const { return plan_; }
 
-  /// out [rows, hidden] = experts(x), overwritten. `ids` [rows, top_k] decide, where they are given. *balance += this
-  /// rank's part of the load-balance loss of `layer`, one of the block's.
+  /// out [rows, hidden] = residual + experts(x), overwritten. `ids` [rows, top_k] decide, where they are given.
+  /// *balance += this rank's part of the load-balance loss of `layer`, one of the block's.
   void forward(const Lane<Backend>& lane, int layer, std::int64_t rows, const pleat::moe::StepTokens* step_tokens,
-               const pleat::fsdp::UnitView& w, T* x, A* logits, std::int32_t* ids, Activations& a, T* out,
+               const pleat::fsdp::UnitView& w, T* x, A* logits, std::int32_t* ids, Activations& a, T* residual, T* out,
                double* balance) {
     typename Layer::Choice choice;
     if (ids != nullptr) choice.ids = matrix(ids, rows, plan_.model.top_k);
     layer_->forward(lane.streams, matrix(x, rows, plan_.model.hidden), matrix(logits, rows, plan_.model.experts),
-                    weights(w), *a.saved, matrix(out, rows, plan_.model.hidden), choice);
+                    weights(w), *a.saved, matrix(out, rows, plan_.model.hidden), choice,
+                    matrix(residual, rows, plan_.model.hidden));
     if (plan_.balanced_layers == 0) return;
     balances_[static_cast<std::size_t>(layer)].forward(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences,
                                                        step_tokens, dprobs(a), tensor_of<Backend>(balance, {1}));

@@ -33,7 +33,6 @@ class Rehearsal {
       if (chunk.embedding >= 0) embedding(kernels);
       for (const LayerUnits& layer : chunk.layers) {
         attention(kernels, layer.attention);
-        if (layer.experts >= 0) kernels.add(x(), x(), rows_ * m_.hidden, s_);
         if (layer.mlp >= 0) mlp(kernels, layer.mlp);
       }
       if (chunk.head >= 0) head(kernels);

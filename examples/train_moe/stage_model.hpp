@@ -174,10 +174,9 @@ class StageModel {
       parameters_->with_unit(lane.index, units.experts, [&](const auto& w) {
         std::int32_t* const ids = routing_.decided(units.layer, pass.batch->host, a.attention.logits, lane.stream());
         experts_of(lane).forward(lane, pass.first_layer + i, pass.rows(), step_tokens_, w, a.attention.second_in,
-                                 a.attention.logits, ids, a.experts, out, &sums_->aux_loss);
+                                 a.attention.logits, ids, a.experts, a.attention.middle, out, &sums_->aux_loss);
         routing_.observe(units.layer, pass.batch->host, a.experts.saved->ids.data(), lane.stream());
       });
-      lane.kernels->add(out, a.attention.middle, pass.rows() * m.hidden, lane.stream());
     }
     if (units.mlp >= 0) {
       parameters_->with_unit(lane.index, units.mlp, [&](const auto& w) {

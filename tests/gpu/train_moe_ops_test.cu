@@ -252,7 +252,6 @@ void test_rotate(Devices& on, std::int64_t tokens, std::int64_t heads, std::int6
 
 template <class T>
 void test_pointwise(Devices& on, std::int64_t elems) {
-  using A = pleat::accumulator_t<T>;
   const std::string what = named(name<T>, "pointwise", elems);
   Reals gate = draw<T>(elems, 3), up = draw<T>(elems), dact = draw<T>(elems), act(gate.size());
   Array<T> ggate(gate), gup(up), gact(elems);
@@ -268,13 +267,6 @@ void test_pointwise(Devices& on, std::int64_t elems) {
   compare(what + " swiglu again", gact, act, tolerance<T>());
   compare(what + " dgate", ggate, gate, tolerance<T>());
   compare(what + " dup", gup, up, tolerance<T>());
-  const Reals x = draw<A>(elems), y = draw<A>(elems);
-  Reals sum = x;
-  Array<A> gx(x), gsum(y);
-  on.host.add(sum.data(), y.data(), elems, {});
-  on.gpu.add(gsum.data(), gx.data(), elems, on.stream);
-  on.stream.synchronize();
-  compare(what + " add", gsum, sum, 1e-7);
   Array<double> constant(Reals{0.25});
   on.gpu.add_constant(constant.data(), 2.5, on.stream);
   on.stream.synchronize();

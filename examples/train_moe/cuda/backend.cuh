@@ -50,7 +50,7 @@ struct CudaStreams {
   using Clock = CudaClock;
   using Range = NvtxRange;
 
-  static constexpr std::int64_t row_alignment = 128;
+  static constexpr std::int64_t row_alignment = 16;
   static constexpr bool loads_late = true;
 
   Stream compute(int lane) const { return compute_[static_cast<std::size_t>(lane)]; }

@@ -128,11 +128,6 @@ class ops<pleat::host_device> {
     }
   }
 
-  /// x [elems] += y.
-  template <class T>
-  void add(T* x, const T* y, std::int64_t elems, Stream) {
-    for (std::int64_t i = 0; i < elems; ++i) x[i] = static_cast<T>(x[i] + y[i]);
-  }
   /// *sum += value.
   void add_constant(double* sum, double value, Stream) { *sum += value; }
 

@@ -30,7 +30,7 @@ struct Job {
   /// What gradients are written in and travel in.
   DType gradient = DType::f32;
   /// Rows of an expert start at multiples of this: what the grouped products of GPUs want.
-  std::int64_t row_alignment = 128;
+  std::int64_t row_alignment = 16;
   /// Rows that a rank's experts have room for, as a multiple of those of balanced routing; 0: room for every routing.
   double capacity = 1.25;
   Machine machine;
