@@ -254,6 +254,8 @@ class Reducer {
     const ShardMemory& shard = state_->shard(unit);
     const DType gradient = state_->plan.gradient;
     const auto u = static_cast<std::size_t>(unit);
+    // A rank alone adds what is in its own memory, which a few multiprocessors are far too slow for.
+    if (terms.size() == 1) ctas = 0;
     for (const Range& range : ranges_[u]) {
       const auto begin = static_cast<std::size_t>(range.begin);
       for (std::size_t r = 0; r < terms.size(); ++r) {
