@@ -1,0 +1,2 @@
+// budget: 2.0 s over empty.cpp
+#include <pleat/attention.hpp>

@@ -1,0 +1,2 @@
+// budget: 4.4 s over empty.cpp
+#include <pleat/estimate.hpp>

@@ -1,0 +1,2 @@
+// budget: 1.8 s over empty.cpp
+#include <pleat/fsdp.hpp>

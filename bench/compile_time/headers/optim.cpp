@@ -1,0 +1,2 @@
+// budget: 1.9 s over empty.cpp
+#include <pleat/optim.hpp>

@@ -1,0 +1,2 @@
+// budget: 4.8 s over empty.cpp
+#include <pleat/pleat.hpp>

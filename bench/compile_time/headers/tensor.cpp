@@ -1,0 +1,2 @@
+// budget: 0.6 s over empty.cpp
+#include <pleat/tensor.hpp>
