@@ -134,7 +134,6 @@ template <class Backend, class T, class MakeExecutor>
 void run_latents(typename Backend::comm_type& world, const Widths& w, const Problem& p, const LatentInputs& in,
                  Transport transport, std::optional<ring::Layout> layout, int calls, MakeExecutor make_executor,
                  LatentOutputs& all, std::vector<float>& weights) {
-  using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   using LocalRows = templates_testing::RankRows<Buffer, T>;
   constexpr DeviceKind device = device_kind<typename Backend::comm_type::device_type>;
@@ -197,31 +196,17 @@ void run_latents(typename Backend::comm_type& world, const Widths& w, const Prob
                            reinterpret_cast<float*>(gradient_memory.block().data)};
   expander.preload();
 
-  const Buffer lse(std::max<std::size_t>(1, need.saved)), persistent(std::max<std::size_t>(1, need.persistent)),
-      scratch(std::max<std::size_t>(1, need.scratch)), nan(std::max<std::size_t>(1, need.symmetric));
-  const HostBuffer staging(need.pinned_host);
-  std::optional<Arena> arena;
-  if (transport == Transport::peer) {
-    arena.emplace(group, need.symmetric + 128);
-    auto window = arena->open(group.ranks(), 128, 0);
-    executor.copy(window.base(window.rank()) + 128, nan.block().data, need.symmetric, s.compute);
-  }
-  world.barrier(s.compute);
-  world.wait(s.compute);
+  const Buffer lse(std::max<std::size_t>(1, need.saved));
+  templates_testing::RingMemory<Backend> memory(plan, world, group, executor, s.compute);
   {
-    auto op = ring::bind(plan, executor, group,
-                         Memory<Arena>{scratch.block(), persistent.block(), staging.block(), arena ? &*arena : nullptr},
-                         s.compute);
+    auto op = ring::bind(plan, executor, group, memory.memory(), s.compute);
     for (int call = 0; call < calls; ++call) {
       executor.zero(gradient_memory.block().data, weight_bytes, s.compute);
       ring::Saved saved(Block{lse.block().data, need.saved});
       op.forward_latent(s, expander, heads(q, p.qk_dim), compressed(latent), heads(out, p.v_dim), saved);
       op.backward_latent(s, expander, heads(dout, p.v_dim), saved, heads(dq, p.qk_dim), compressed(dlatent));
     }
-    world.wait(s.compute);
-    world.wait(s.comm);
-    world.barrier(s.compute);  // nobody takes its window away from a peer
-    world.wait(s.compute);
+    templates_testing::end_calls(world, s);
   }
   out.download();
   dq.download();

@@ -85,13 +85,55 @@ class RankRows {
   Buffer device_;
 };
 
+/// What a rank binds a ring to: memory that starts as NaN, its part of the arena too.
+template <class Backend>
+class RingMemory {
+ public:
+  using Arena = typename Backend::arena_type;
+  using Comm = typename Backend::comm_type;
+
+  /// All ranks of `world` call; none returns before all arenas are poisoned.
+  template <class Executor>
+  RingMemory(const ring::Plan& plan, Comm& world, const GroupComm<Comm>& group, const Executor& executor,
+             typename Comm::stream_type s)
+      : need_(plan.footprint()),
+        persistent_(std::max<std::size_t>(1, need_.persistent)),
+        scratch_(std::max<std::size_t>(1, need_.scratch)),
+        nan_(std::max<std::size_t>(1, need_.symmetric)),
+        staging_(need_.pinned_host) {
+    if (plan.transport == Transport::peer) {
+      arena_.emplace(group, need_.symmetric + 128);
+      auto window = arena_->open(group.ranks(), 128, 0);
+      executor.copy(window.base(window.rank()) + 128, nan_.block().data, need_.symmetric, s);
+    }
+    world.barrier(s);
+    world.wait(s);
+  }
+  Memory<Arena> memory() {
+    return {scratch_.block(), persistent_.block(), staging_.block(), arena_ ? &*arena_ : nullptr};
+  }
+
+ private:
+  Footprint need_;
+  typename Backend::Buffer persistent_, scratch_, nan_;
+  HostBuffer staging_;  // pageable: its copy ends before bind does
+  std::optional<Arena> arena_;
+};
+/// All calls of this rank are done, and those of its peers: nobody takes a window away from one.
+template <class Comm>
+void end_calls(Comm& world, const Streams<typename Comm::stream_type>& s) {
+  world.wait(s.compute);
+  world.wait(s.comm);
+  world.barrier(s.compute);
+  world.wait(s.compute);
+}
+
 /// All ranks of `world`, the cp group, call. `calls` pairs of forward and backward follow each other without a wait;
 /// this rank's rows of the last one's results go into `all`. `make_executor(rank, streams)`.
 template <class Backend, class T, class MakeExecutor>
 void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, const oracle::Inputs& in,
               Transport transport, int calls, MakeExecutor make_executor, oracle::Outputs& all,
               const RingHow& how = {}) {
-  using Arena = typename Backend::arena_type;
   using Buffer = typename Backend::Buffer;
   constexpr DeviceKind device = device_kind<typename Backend::comm_type::device_type>;
   const ring::Plan plan = ring_plan(p, world.size(), dtype_of<T>, transport, how);
@@ -144,21 +186,9 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
   qkv.upload();
   dout.upload();
   RankRows<Buffer, accumulator_t<T>> lse(1, static_cast<std::int64_t>(need.saved / sizeof(accumulator_t<T>)));
-  const Buffer persistent(std::max<std::size_t>(1, need.persistent));
-  const HostBuffer staging(need.pinned_host);  // pageable: its copy ends before bind does
-  const Buffer scratch(std::max<std::size_t>(1, need.scratch)), nan(std::max<std::size_t>(1, need.symmetric));
-  std::optional<Arena> arena;
-  if (transport == Transport::peer) {
-    arena.emplace(group, need.symmetric + 128);
-    auto window = arena->open(group.ranks(), 128, 0);
-    executor.copy(window.base(window.rank()) + 128, nan.block().data, need.symmetric, s.compute);
-  }
-  world.barrier(s.compute);
-  world.wait(s.compute);
+  RingMemory<Backend> memory(plan, world, group, executor, s.compute);
   {
-    auto op = ring::bind(plan, executor, group,
-                         Memory<Arena>{scratch.block(), persistent.block(), staging.block(), arena ? &*arena : nullptr},
-                         s.compute);
+    auto op = ring::bind(plan, executor, group, memory.memory(), s.compute);
     const ring::Work documents = how.places ? plan.documents(p.cu_seqlens, split) : ring::Work();
     const HostBuffer packing(documents.placed_bytes());
     const Buffer placed(std::max<std::size_t>(1, packing.size_bytes()));
@@ -173,10 +203,7 @@ void run_ring(typename Backend::comm_type& world, const oracle::Problem& p, cons
       }
       op.backward(s, douts, saved, dq, dk, dv);
     }
-    world.wait(s.compute);
-    world.wait(s.comm);
-    world.barrier(s.compute);  // nobody takes its window away from a peer
-    world.wait(s.compute);
+    end_calls(world, s);
   }
   out.download();
   dqkv.download();
