@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Consumers of pleat in every supported way, and the requests that must be refused. 
+"""Consumers of pleat in every supported way, and the requests that must be refused.
 
 Run: run.py <source> <work> <compiler> <component that this machine has>...
 """
@@ -85,6 +85,7 @@ refused("cuda_without_a_toolkit", "component cuda: no CUDA toolkit of version 13
 refused("nccl_without_a_toolkit", "component nccl: no CUDA toolkit of version 13", COMPONENTS="nccl", **without_cuda)
 refused("cublaslt_without_a_toolkit", "component cublaslt: no CUDA toolkit of version 13", COMPONENTS="cublaslt", **without_cuda)
 refused("cudnn_without_a_toolkit", "component cudnn: no CUDA toolkit of version 13", COMPONENTS="cudnn", **without_cuda)
+refused("mpi_without_one", "component mpi: no MPI was found", COMPONENTS="mpi", CMAKE_DISABLE_FIND_PACKAGE_MPI="ON", **package)
 if shutil.which("pkg-config"):
     paths = {**os.environ, "PKG_CONFIG_PATH": str(WORK / "moved/share/pkgconfig")}
     compiled("pkg_config", [CONSUMER / "main.cpp"], *run("pkg-config", "--cflags", "--libs", f"pleat = {version}", env=paths).split())
