@@ -50,7 +50,7 @@ Answer<T> poisoned(const Problem<T>& p) {
 }
 
 /// The layer bound on one rank, with its part of a problem in device memory.
-template <class Backend, class T>
+template <class Backend, class T, class ExpertLeaf = moe_leaf<cuda_device>>
 class LayerRank {
  public:
   using Comm = typename Backend::comm_type;
@@ -60,7 +60,7 @@ class LayerRank {
 
   /// `layers` of the plan keep their rows at the same time.
   LayerRank(Comm& world, const moe::LayerPlan& plan, const Problem<T>& problem, const DelayingExecutor& executor,
-            int layers = 1)
+            int layers = 1, ExpertLeaf leaf = {})
       : world_(world),
         plan_(plan),
         executor_(executor),
@@ -70,8 +70,8 @@ class LayerRank {
         rows_memory_(bytes(plan.dispatch.has_arena() ? moe::LayerArena::bytes(plan) : 0)),
         arena_(GroupComm<Comm>(world), plan.footprint().symmetric),
         layer_(moe::bind(plan, executor, GroupComm<Comm>(world),
-                         Memory<Arena>{scratch_.block(), persistent_.block(), pinned_.block(), &arena_},
-                         stream_.get())),
+                         Memory<Arena>{scratch_.block(), persistent_.block(), pinned_.block(), &arena_}, stream_.get(),
+                         std::move(leaf))),
         rows_(make_rows()) {
     for (int i = 0; i < layers; ++i) {
       saved_memory_.emplace_back(bytes(plan.footprint().saved));
@@ -194,7 +194,7 @@ class LayerRank {
   PinnedBuffer pinned_;
   Buffer rows_memory_;
   Arena arena_;
-  moe::Layer<DelayingExecutor, Comm, Arena> layer_;
+  moe::Layer<DelayingExecutor, Comm, Arena, ExpertLeaf> layer_;
   std::optional<moe::LayerArena> rows_;
   std::deque<Buffer> saved_memory_;
   std::deque<moe::LayerSaved> saved_;

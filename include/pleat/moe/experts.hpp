@@ -1,6 +1,8 @@
 // The experts: a SwiGLU MLP per expert over expert-major rows, as grouped products.
 #pragma once
 
+#include <utility>
+
 #include <pleat/comm/memory.hpp>
 #include <pleat/core/carve.hpp>
 #include <pleat/core/footprint.hpp>
@@ -147,17 +149,18 @@ class ExpertSaved {
 /// `streams.compute`. `rows` and all arrays like it are [capacity_rows, hidden] dtype with expert e's rows in
 /// [offsets[e], offsets[e + 1]), `offsets` [experts_local + 1] i64 on the device; rows past the last offset are neither
 /// read nor written. Zero pad rows stay zero. Errors: shape_error T07, E01, E15, E16.
-template <executor Executor>
+///
+/// `Leaf` computes the products: an `expert_leaf` (leaf_concepts.hpp), one of the caller's where `bind` is given it.
+template <executor Executor, class Leaf = moe_leaf<typename Executor::device_type>>
 class Experts {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  using leaf = moe_leaf<device_type>;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
   /// Errors: shape_error T02.
-  Experts(const ExpertPlan& plan, Block scratch) : plan_(plan) {
-    preload_leaves<leaf>();
+  Experts(const ExpertPlan& plan, Block scratch, Leaf leaf = {}) : plan_(plan), leaf_(std::move(leaf)) {
+    preload_leaves<Leaf>();
     Carver memory(scratch);
     if (!plan.options.in_place) scratch_ = plan.carve_scratch(memory);
   }
@@ -175,8 +178,8 @@ class Experts {
     const stream_type s = streams.compute;
     const ExpertRecord& r = saved.record;
     std::byte* const act = inner_arrays(saved).act;
-    leaf::gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, act, s);
-    leaf::down(plan_, act, starts, weights.down, result.data(), s);
+    leaf_.gate_up(plan_, in.data(), starts, weights.gate, weights.up, r.gate, r.up, act, s);
+    leaf_.down(plan_, act, starts, weights.down, result.data(), s);
   }
 
   /// dout -> drows, overwritten, and dweights (accumulate ? += : =) in the accumulator; an expert without rows gets
@@ -208,7 +211,7 @@ class Experts {
     check_matrices("dweights", dweights, plan_.accumulator());
     const auto weight_gradient = [&](const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
                                      const TensorRef& dw) {
-      leaf::weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, streams.compute);
+      leaf_.weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, streams.compute);
     };
     weight_gradient(gradient.data(), plan_.shape.hidden, inner.act, plan_.shape.inner, dweights.down);
     weight_gradient(inner.dgate, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.gate);
@@ -225,13 +228,13 @@ class Experts {
                        const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner) {
     check_matrices("weights", weights, plan_.shape.dtype);
     saved.expect_filled(plan_.shape);
-    leaf::down_backward(plan_, row_array("dout", dout).data(), row_starts(offsets), weights.down, saved.record.gate,
+    leaf_.down_backward(plan_, row_array("dout", dout).data(), row_starts(offsets), weights.down, saved.record.gate,
                         saved.record.up, inner.dgate, inner.dup, inner.act, streams.compute);
   }
   template <class Offsets, class DRows>
   void row_gradients(const Streams<stream_type>& streams, const Offsets& offsets, const ExpertMatrices& weights,
                      const ExpertPlan::Scratch& inner, const DRows& drows) {
-    leaf::gate_up_backward(plan_, inner.dgate, inner.dup, row_starts(offsets), weights.gate, weights.up,
+    leaf_.gate_up_backward(plan_, inner.dgate, inner.dup, row_starts(offsets), weights.gate, weights.up,
                            row_array("drows", drows).data(), streams.compute);
   }
   template <class T>
@@ -256,13 +259,14 @@ class Experts {
   }
 
   ExpertPlan plan_;
+  [[no_unique_address]] Leaf leaf_;
   ExpertPlan::Scratch scratch_{};
 };
 
 /// Errors: shape_error T02.
-template <executor Executor, class Arena>
-Experts<Executor> bind(const ExpertPlan& plan, const Executor&, const Memory<Arena>& memory) {
-  return Experts<Executor>(plan, memory.scratch);
+template <executor Executor, class Arena, class Leaf = moe_leaf<typename Executor::device_type>>
+Experts<Executor, Leaf> bind(const ExpertPlan& plan, const Executor&, const Memory<Arena>& memory, Leaf leaf = {}) {
+  return Experts<Executor, Leaf>(plan, memory.scratch, std::move(leaf));
 }
 
 }  // namespace pleat::inline v0::moe

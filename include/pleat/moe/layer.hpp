@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <utility>
 
 #include <pleat/moe/dispatch.hpp>
 #include <pleat/moe/experts.hpp>
@@ -14,21 +15,24 @@ namespace pleat::inline v0::moe {
 /// the same calls in the same order, with any number of tokens up to max_tokens, 0 among them; a graph that was
 /// captured with max_tokens takes other numbers by Choice::routed. `acc` is the accumulator of the dtype. All work is
 /// ordered on `streams.compute`. Errors of all calls: shape_error T07, E01, E15, E16; comm_error. One that was moved
-/// from may be assigned to and destroyed, no more.
-template <executor Executor, communicator Comm, optional_arena Arena>
+/// from may be assigned to and destroyed, no more. `ExpertLeaf`: see Experts.
+template <executor Executor, communicator Comm, optional_arena Arena,
+          class ExpertLeaf = moe_leaf<typename Executor::device_type>>
 class Layer {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
   static constexpr DeviceKind kind = device_kind<device_type>;
 
-  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, stream_type s)
+  /// See `bind`.
+  Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, stream_type s,
+        ExpertLeaf leaf = {})
       : plan_(agreed(plan, ep, memory.scratch, s)),
         executor_(executor),
         scratch_(take_scratch(plan, memory)),
         router_(plan.router),
         dispatch_(plan.dispatch, executor, ep, memory, s),
-        experts_(plan.experts, memory.scratch) {}
+        experts_(plan.experts, memory.scratch, std::move(leaf)) {}
   const LayerPlan& plan() const { return plan_; }
 
   /// Inputs of a forward call that most calls leave out.
@@ -179,16 +183,17 @@ class Layer {
   LayerPlan::Scratch scratch_;
   Router<Executor> router_;
   Dispatch<Executor, Comm, Arena> dispatch_;
-  Experts<Executor> experts_;
+  Experts<Executor, ExpertLeaf> experts_;
 };
 
 /// Collective as `bind` of a DispatchPlan. What it writes is ordered on `s`, the stream that the calls compute on.
-/// Errors: shape_error T02; comm_error C36 on every rank, C07, C08, C29, E06.
-template <executor Executor, communicator Comm, optional_arena Arena>
-Layer<Executor, Comm, Arena> bind(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep,
-                                  const Memory<Arena>& memory,
-                                  typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
-  return {plan, executor, ep, memory, s};
+/// `leaf` computes the experts' products. Errors: shape_error T02; comm_error C36 on every rank, C07, C08, C29, E06.
+template <executor Executor, communicator Comm, optional_arena Arena,
+          class ExpertLeaf = moe_leaf<typename Executor::device_type>>
+Layer<Executor, Comm, Arena, ExpertLeaf> bind(
+    const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,
+    typename Executor::stream_type s = only_stream<typename Executor::stream_type>(), ExpertLeaf leaf = {}) {
+  return {plan, executor, ep, memory, s, std::move(leaf)};
 }
 
 }  // namespace pleat::inline v0::moe

@@ -64,19 +64,20 @@ concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_
   L::sum_sources(plan, n, table, r, in, out, out, status, s);
 };
 
-/// Grouped products over expert-major rows; expert e has rows [offsets[e], offsets[e + 1]).
+/// An object, whose functions may be static. Grouped products over expert-major rows; expert e has rows [offsets[e],
+/// offsets[e + 1]).
 /// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
 /// - `down_backward`: from dout, dgate and dup, which may be gate and up; act is computed again.
 /// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
 /// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows.
 template <class L, class Stream>
-concept expert_leaf = requires(const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
+concept expert_leaf = requires(const L& leaf, const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
                                const TensorRef& matrices, void* out, std::int64_t cols, Stream s) {
-  L::gate_up(plan, in, offsets, matrices, matrices, out, out, out, s);
-  L::down(plan, in, offsets, matrices, out, s);
-  L::down_backward(plan, in, offsets, matrices, in, in, out, out, out, s);
-  L::gate_up_backward(plan, in, in, offsets, matrices, matrices, out, s);
-  L::weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
+  leaf.gate_up(plan, in, offsets, matrices, matrices, out, out, out, s);
+  leaf.down(plan, in, offsets, matrices, out, s);
+  leaf.down_backward(plan, in, offsets, matrices, in, in, out, out, out, s);
+  leaf.gate_up_backward(plan, in, in, offsets, matrices, matrices, out, s);
+  leaf.weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
 };
 
 template <class L, class Stream>

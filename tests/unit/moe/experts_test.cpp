@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -56,10 +57,11 @@ struct Bench {
   TensorRef array(std::vector<double>& values) const { return {values.data(), {capacity, hidden}}; }
 
   /// Forward and backward; `drows` may share memory with dout.
-  void run(bool accumulate, bool in_place = false) {
+  template <class Leaf = moe_leaf<host_device>>
+  void run(bool accumulate, bool in_place = false, Leaf leaf = {}) {
     const auto plan = moe::plan(moe::ExpertShape{static_cast<int>(experts()), hidden, inner, capacity, DType::f64});
     const HostBuffer scratch(plan.footprint().scratch, 0xff), saved_memory(plan.footprint().saved, 0xff);
-    auto op = moe::bind(plan, HostExecutor{}, Memory<HostArena>{scratch.block()});
+    auto op = moe::bind(plan, HostExecutor{}, Memory<HostArena>{scratch.block()}, std::move(leaf));
     moe::ExpertSaved saved(plan, saved_memory.block());
     out.assign(rows.size(), nan);
     drows.assign(rows.size(), nan);
@@ -161,6 +163,42 @@ TEST_CASE("weight gradients accumulate; drows may take dout's place") {
   bench.run(false, true);
   CHECK(std::memcmp(bench.drows.data(), drows.data(), drows.size() * sizeof(double)) == 0);
   CHECK(std::memcmp(bench.dweights.data(), once.data(), once.size() * sizeof(double)) == 0);
+}
+
+/// The host's products, counted: an expert leaf of the caller's own, with state.
+struct CountingLeaf {
+  template <class... Args>
+  void gate_up(const Args&... args) const {
+    ++*calls, moe_leaf<host_device>::gate_up(args...);
+  }
+  template <class... Args>
+  void down(const Args&... args) const {
+    ++*calls, moe_leaf<host_device>::down(args...);
+  }
+  template <class... Args>
+  void down_backward(const Args&... args) const {
+    ++*calls, moe_leaf<host_device>::down_backward(args...);
+  }
+  template <class... Args>
+  void gate_up_backward(const Args&... args) const {
+    ++*calls, moe_leaf<host_device>::gate_up_backward(args...);
+  }
+  template <class... Args>
+  void weight_gradient(const Args&... args) const {
+    ++*calls, moe_leaf<host_device>::weight_gradient(args...);
+  }
+  int* calls;
+};
+static_assert(moe::expert_leaf<CountingLeaf, HostStream>);
+
+TEST_CASE("a leaf of the caller's own computes every product") {
+  Bench library({2, 0, 3}, 4, 9), own = library;
+  library.run(false);
+  int calls = 0;
+  own.run(false, false, CountingLeaf{&calls});
+  CHECK(calls == 7);  // gate and up, down; back through down, three gradients of weights, back through gate and up
+  CHECK(std::memcmp(own.drows.data(), library.drows.data(), own.drows.size() * sizeof(double)) == 0);
+  CHECK(std::memcmp(own.dweights.data(), library.dweights.data(), own.dweights.size() * sizeof(double)) == 0);
 }
 
 TEST_CASE("errors name the values") {
