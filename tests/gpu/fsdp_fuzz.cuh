@@ -5,11 +5,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 
-#include "templates_cases.cuh"
+#include <pleat/cuda/leaf.cuh>
+
+#include <support/watchdog.hpp>
+
+#include "delays.cuh"
+#include "fsdp_training.hpp"
 
 namespace templates_testing {
+
+using namespace std::chrono_literals;
 
 /// Also lets kernels of another stream take some multiprocessors, or all, for a while, and begins with 10 ms in front
 /// of all that the late stream does.
@@ -84,14 +93,22 @@ void check_runs(const char* name, const std::vector<Training>& trainings, int ru
   std::fflush(stdout);
 }
 
+/// What random numbers of this run are drawn from: PLEAT_TEST_SEED, for ranks in processes of their own, or something
+/// new.
+inline unsigned run_seed() {
+  const char* const given = std::getenv("PLEAT_TEST_SEED");
+  return given != nullptr ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
+}
+
 inline std::vector<Training> fuzzed_trainings(int ranks, bool replays) {
   std::vector<Training> made;
+  std::mt19937 seeds(run_seed());
   const auto add = [&](const fsdp_testing::RunConfig& config, DType compute, DType gradient, bool uneven) {
     made.push_back({.config = config,
                     .compute = compute,
                     .gradient = gradient,
                     .uneven = uneven,
-                    .seed = static_cast<std::int64_t>(std::random_device{}()),
+                    .seed = static_cast<std::int64_t>(seeds()),
                     .replays = replays});
   };
   const int steps = replays ? 5 : 2;

@@ -8,6 +8,10 @@
 #include <pleat/comm/mesh_comms.hpp>
 #include <pleat/fsdp/sharder.hpp>
 
+#include <pleat/comm/thread_arena.hpp>
+#include <pleat/core/host/leaf.hpp>
+
+#include <conformance/host_threads.hpp>
 #include <conformance/site.hpp>
 #include <unit/fsdp/odd_model.hpp>
 
@@ -17,6 +21,11 @@ using namespace pleat;
 using conformance::Bytes;
 using fsdp_testing::choice;
 using fsdp_testing::drawn;
+
+/// The backend whose bits others must have.
+struct HostRanks : conformance::HostThreads {
+  using arena_type = HostArena;
+};
 
 struct Training {
   fsdp_testing::RunConfig config;

@@ -1,31 +1,17 @@
-// Muon on one GPU: Newton-Schulz against float64, the same bits in every batch, and shards on eight ranks that share
-// the GPU against whole parameters.
-#include <pleat/optim/cuda/leaf.cuh>
-#include <pleat/optim/cuda/muon_leaf.cuh>
-#include <pleat/optim/cuda/newton_schulz.cuh>
-
-#include <cstdio>
+// Muon on GPUs: Newton-Schulz against float64, the same bits in every batch, and shards on eight ranks that share one
+// GPU, or two where there are two, against whole parameters.
 #include <random>
-#include <string>
 
 #include <pleat/cuda/thread_comm.hpp>
-#include <pleat/optim.hpp>
 
+#include "muon_training.cuh"
 #include "skip.hpp"
 #include "support/json.hpp"
-#include "unit/optim/muon_run.hpp"
 
 namespace {
 
-using namespace pleat;
+using namespace muon_testing;
 using testing_support::Json;
-
-int failures = 0;
-void expect(bool holds, const std::string& what) {
-  if (holds) return;
-  ++failures;
-  std::printf("FAILED: %s\n", what.c_str());
-}
 
 /// Newton-Schulz of the first `count` matrices [rows, cols] of `values`, on the GPU or on the host.
 template <class P>
@@ -142,48 +128,31 @@ void check_facts() {
   }
 }
 
-struct CudaSite {
-  CudaExecutor executor = {};
-  CudaStream stream = CudaStream();
-  CudaBuffer allocate(std::size_t bytes) const {
-    CudaBuffer buffer(bytes);
-    if (bytes != 0) check_cuda(cudaMemsetAsync(buffer.data(), 0xff, bytes, stream), "cudaMemset");
-    return buffer;
-  }
-  template <class Comm>
-  void wait(Comm& world) const {
-    world.wait(stream);
-  }
-};
 struct HostSite {
   HostExecutor executor = {};
   HostStream stream = {};
   HostBuffer allocate(std::size_t bytes) const { return HostBuffer(bytes, 0xff); }
   void wait(ThreadComm&) const {}
 };
-
-template <class Compute>
-auto trained(const optim_testing::Model& model, const optim_testing::Sizes& sizes,
-             const optim::OptimizerOptions& options, unsigned seed, bool on_device = true) {
-  auto values = optim_testing::empty_values<accumulator_t<Compute>>(model);
-  std::mutex mutex;
-  const auto rank = [&](auto site, auto& world) {
-    expect(optim_testing::train<Compute>(site, world, model, sizes, options, seed, 3, values, mutex), "ranks differ");
+template <class F>
+void on_host(int ranks, F f) {
+  run_ranks(ranks, [&](ThreadComm& world) { f(HostSite(), world); });
+}
+/// The ranks share one GPU, or as many as there are.
+auto on_gpus(int count) {
+  return [count](int ranks, auto f) {
+    std::vector<int> devices;
+    for (int d = 0; d < count; ++d) devices.push_back(d);
+    run_cuda_ranks(ranks, [&](CudaThreadComm& world) { f(CudaSite(), world); }, {.devices = devices});
   };
-  if (on_device) {
-    run_cuda_ranks(sizes.ranks, [&](CudaThreadComm& world) { rank(CudaSite(), world); }, {.devices = {0}});
-  } else {
-    run_ranks(sizes.ranks, [&](ThreadComm& world) { rank(HostSite(), world); });
-  }
-  return values;
 }
 
 template <class Compute>
-void check_meshes(const optim::MuonOptions& muon) {
+void check_products(const optim::MuonOptions& muon) {
   const unsigned seed = std::random_device{}();
   const auto model = optim_testing::small_model();
-  const auto whole = trained<Compute>(model, {}, {.muon = muon}, seed);
-  const auto host = trained<Compute>(model, {}, {.muon = muon}, seed, false);
+  const auto whole = trained<Compute>(on_gpus(1), model, {}, {.muon = muon}, seed);
+  const auto host = trained<Compute>([](int ranks, auto f) { on_host(ranks, f); }, model, {}, {.muon = muon}, seed);
   double difference = 0;
   for (std::size_t u = 0; u < model.size(); ++u) {
     for (std::size_t p = 0; p < whole[u].size(); ++p) {
@@ -194,30 +163,20 @@ void check_meshes(const optim::MuonOptions& muon) {
   const std::string name = std::string("products in ") + name_of(muon.product);
   std::printf("%s: the host differs by %.1e\n", name.c_str(), difference);
   expect(difference < (muon.product == DType::f64 ? 1e-12 : muon.product == DType::f32 ? 1e-4 : 0.06), name + ", host");
-  for (const optim_testing::Sizes& sizes :
-       {optim_testing::Sizes{2, 1, 1}, {3, 1, 1}, {5, 1, 1}, {8, 1, 1}, {8, 1, 2}, {8, 2, 4}, {8, 4, 2}}) {
-    const auto sharded = trained<Compute>(model, sizes, {.muon = muon}, seed);
-    const std::string mesh = name + ": " + std::to_string(sizes.ranks) + " ranks, " + std::to_string(sizes.replicas) +
-                             " replicas, ep " + std::to_string(sizes.ep);
-    expect(sharded == whole, mesh);
-    for (std::size_t u = 0; u < model.size(); ++u) {
-      for (std::size_t p = 0; p < whole[u].size(); ++p) {
-        for (std::size_t i = 0; i < whole[u][p].size(); ++i) {
-          if (sharded[u][p][i] == whole[u][p][i]) continue;
-          std::printf("  %s unit %zu parameter %zu element %zu: %.9g, whole %.9g\n", mesh.c_str(), u, p, i,
-                      static_cast<double>(sharded[u][p][i]), static_cast<double>(whole[u][p][i]));
-          break;
-        }
-      }
-    }
-  }
+  check_meshes<Compute>(name + ", one GPU", on_gpus(1),
+                        {{2, 1, 1}, {3, 1, 1}, {5, 1, 1}, {8, 1, 1}, {8, 1, 2}, {8, 2, 4}, {8, 4, 2}, {8, 8, 1}}, muon,
+                        seed, whole);
+  if (cuda_device_count() < 2) return;
+  check_meshes<Compute>(name + ", two GPUs", on_gpus(2), {{2, 1, 1}, {2, 2, 1}, {2, 1, 2}, {4, 2, 2}, {8, 2, 4}}, muon,
+                        seed, whole);
 }
 
 void check_ceil_chunks() {
   const auto model = optim_testing::rows_of_ceil_chunks();
   auto whole = model;
   whole[0].boundaries.clear();
-  expect(trained<bfloat16>(model, {8, 1, 1}, {}, 7) == trained<bfloat16>(whole, {}, {}, 7), "18 rows over 8 ranks");
+  expect(trained<bfloat16>(on_gpus(1), model, {8, 1, 1}, {}, 7) == trained<bfloat16>(on_gpus(1), whole, {}, {}, 7),
+         "18 rows over 8 ranks");
 }
 
 /// A step of one rank in a CUDA graph has the bits of one that is not.
@@ -289,9 +248,9 @@ int main() {
   try {
     check_facts();
     check_newton_schulz();
-    check_meshes<double>({.product = DType::f64});
-    check_meshes<float>({.form = optim::MuonForm::moonlight, .product = DType::f32});
-    check_meshes<bfloat16>({.product = DType::bf16});
+    check_products<double>({.product = DType::f64});
+    check_products<float>({.form = optim::MuonForm::moonlight, .product = DType::f32});
+    check_products<bfloat16>({.product = DType::bf16});
     check_ceil_chunks();
     check_graph();
   } catch (const std::exception& e) {

@@ -1,15 +1,25 @@
-// Sharded training on two GPUs: the bits of the host in every run, whatever is late, whatever else occupies the GPU and
-// however many multiprocessors sums have; the same from a captured graph, and a clear error where none can be captured.
-// Then the same without graphs, with one hardware queue per GPU. Exit code 77 where there are fewer than two GPUs.
+// Sharded training on two GPUs, ranks as threads and as processes: the bits of the host in every run, whatever is late,
+// whatever else occupies the GPU and however many multiprocessors sums have; the same from a captured graph, and a
+// clear error where none can be captured; the same with one hardware queue per GPU; and steps that allocate nothing.
+// Exit code 77 where there are fewer than two GPUs.
 #define DOCTEST_CONFIG_DISABLE  // the backends of the conformance suites serve here without the suites
+#include <pleat/fsdp/sharded_model.hpp>
+#include <pleat/optim/adamw.hpp>
+#include <pleat/optim/cuda/leaf.cuh>
+#include <pleat/optim/step_norm.hpp>
+
+#include <support/allocation_counter.hpp>
+
 #include "fsdp_fuzz.cuh"
 #include "nccl_backend.cuh"
+#include "nccl_runner.hpp"
 #include "skip.hpp"
 #include "two_gpus.cuh"
 
 namespace {
 
 using namespace templates_testing;
+using conformance::require;
 
 constexpr int two = 2;
 
@@ -46,36 +56,94 @@ void check_refusal() {
   std::printf("ok      a graph of ranks that meet on the host is refused\n");
 }
 
-int run_all(int runs, bool with_graphs) {
-  try {
-    check_refusal();
-    check_runs<nccl_testing::NcclRanks>("late streams, noise, budgets", fuzzed_trainings(two, false), runs);
-    if (with_graphs) check_runs<GraphRanks>("the same from graphs", fuzzed_trainings(two, true), std::max(1, runs / 5));
-  } catch (const std::exception& e) {
-    std::printf("FAILED  %s\n", e.what());
-    return 1;
+/// Counts what a step allocates on the host with new, and what is left of the GPU's memory: from the second on nothing,
+/// with the norm and AdamW, on both transports.
+void check_allocations() {
+  const auto check = [](NcclComm& world, Transport transport) {
+    const CudaStream compute, gather, reduce(first_priority()), own;
+    const std::vector<fsdp::UnitSpec> units(
+        3, {.name = "unit", .params = {{.name = "w", .shape = {70, 50}}, {.name = "b", .shape = {9}}}});
+    fsdp::ShardedModel<NcclComm, NcclArena> model(world, units, {compute, gather, reduce, own},
+                                                  {.transport = transport});
+    const auto shards = model.sharder().shards();
+    const auto adamw_plan = optim::plan_adamw(model.plan().layouts, model.plan().master);
+    const auto norm_plan = optim::plan_step_norm(world.size());
+    const CudaBuffer moments(adamw_plan.footprint().persistent), totals(norm_plan.footprint().persistent);
+    auto adamw = optim::bind(adamw_plan, CudaExecutor{}, Memory<>{.persistent = moments.block()}, compute);
+    auto norm = optim::bind(norm_plan, CudaExecutor{}, GroupComm<NcclComm>(world),
+                            Memory<>{.persistent = totals.block()}, compute);
+    const optim::StepSums sums{.loss = 1, .tokens = 1};
+    const auto step = [&] {
+      model.begin_step();
+      for (int u = 0; u < 3; ++u) model.forward(u, [](const auto&) {});
+      for (int u = 2; u >= 0; --u) {
+        model.backward(u, [](const auto&, auto& gradients) { (void)gradients.add_to(0); });
+      }
+      model.finish_step([](const auto&, int) {});
+      CudaExecutor{}.copy(norm.sums(), &sums, sizeof sums, compute);
+      adamw.step(shards, norm.run(shards, 1, compute), 1e-3, compute);
+      model.sharder().weights_changed({compute, gather, reduce, own});
+      model.wait();
+    };
+    const auto free_bytes = [] {
+      std::size_t left = 0, total = 0;
+      check_cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
+      return left;
+    };
+    step();
+    const std::size_t left = free_bytes();
+    for (int again = 0; again < 3; ++again) {
+      const std::int64_t count = testing_support::allocations_of(step);
+      require(count == 0, "a step over ", name_of(transport), " transport allocates ", count, " times on the host");
+    }
+    require(free_bytes() == left, "steps over ", name_of(transport), " transport took memory of the GPU");
+  };
+  for (const Transport transport : {Transport::peer, Transport::collective}) {
+    nccl_testing::run_check([&](NcclComm& world) { check(world, transport); });
   }
-  return 0;
+}
+
+/// `queues`: hardware queues of each GPU; 0: as many as it has.
+void check_trainings(int runs, bool with_graphs, int queues) {
+  if (queues != 0) setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(queues).c_str(), 1);
+  if (with_graphs) {
+    check_runs<GraphRanks>("from graphs", fuzzed_trainings(two, true), runs);
+  } else {
+    check_runs<nccl_testing::NcclRanks>("late streams, noise, budgets", fuzzed_trainings(two, false), runs);
+  }
+}
+
+std::vector<nccl_testing::Case> cases() {
+  std::vector<nccl_testing::Case> all;
+  const int runs = testing_support::repeats(20);  // of five trainings
+  const auto add = [&](const std::string& name, bool is_processes, std::function<void()> run) {
+    all.push_back({(is_processes ? "processes: " : "threads: ") + name, is_processes,
+                   [run] {
+                     run();
+                     nccl_testing::end_world();
+                   },
+                   120});
+  };
+  add("what cannot be in a graph", false, check_refusal);
+  for (const bool is_processes : {false, true}) {
+    add("steps allocate nothing", is_processes, check_allocations);
+    add("late streams, noise, budgets", is_processes, [=] { check_trainings(runs, false, 0); });
+    add("from graphs", is_processes, [=] { check_trainings(std::max(1, runs / 5), true, 0); });
+    // Without graphs: their branches would enter the one queue in an order that nobody chooses.
+    add("with one hardware queue", is_processes, [=] { check_trainings(std::max(1, runs / 2), false, 1); });
+  }
+  return all;
 }
 
 }  // namespace
 
+/// `nccl_fsdp_test [part of the name of cases]`.
 int main(int argc, char** argv) {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
-  if (argc == 3 && std::string(argv[1]) == "one queue") {
-    std::printf("with one hardware queue:\n");
-    // The branches of a graph would enter the one queue in an order that nobody chooses.
-    const int failed = run_all(std::atoi(argv[2]), false);
-    nccl_testing::end_world();
-    return failed;
-  }
+  setenv("PLEAT_TEST_SEED", std::to_string(std::random_device{}()).c_str(), 0);  // one for all processes
+  if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return nccl_testing::run_case(cases(), argv[2]);
   if (gpu_testing::lacks_gpus(two)) return gpu_testing::skipped;
-  const int runs = argc == 2 ? std::atoi(argv[1]) : 20;  // of five trainings
-  int failed = run_all(runs, true);
-  nccl_testing::end_world();
-  if (failed == 0) failed = run_with_one_queue(std::max(1, runs / 2));
-  std::printf("%s\n", failed == 0 ? "all passed" : "some FAILED");
-  return failed;
+  return nccl_testing::run_all(cases(), "/proc/self/exe", argc > 1 ? argv[1] : "");
 }

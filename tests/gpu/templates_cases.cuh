@@ -21,10 +21,6 @@ using namespace std::chrono_literals;
 using conformance::milliseconds;
 using conformance::require;
 
-struct HostRanks : conformance::HostThreads {
-  using arena_type = HostArena;
-};
-
 /// The number of a case chooses which of `streams` is late; after the last comes the one in which each of them is.
 template <std::size_t n>
 DelayingExecutor delayed(std::size_t number, int rank, const std::array<cudaStream_t, n>& streams) {

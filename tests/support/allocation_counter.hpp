@@ -27,6 +27,9 @@ inline void* counted(void* memory) {
 
 }  // namespace testing_support
 
+#ifdef __NVCC__  // which takes them for functions of devices, too
+#pragma nv_diag_suppress 20011, 20014
+#endif
 // All forms: a sanitizer's own would not go with these. Inlined, g++ would take them for a mismatch of new and free.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   return testing_support::counted(std::malloc(bytes == 0 ? 1 : bytes));
