@@ -1,4 +1,4 @@
-// When each part of a step ran: spans between timing events, as lines of JSON.
+// When each part of a step ran: spans between timing events, as lines of JSON; and ranges for profilers.
 #pragma once
 
 #include <cstdio>
@@ -6,9 +6,20 @@
 #include <memory>
 #include <string>
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <pleat/cuda/executor.hpp>
 
 namespace fsdp_bench {
+
+/// What the host enqueues while this lives, as a range of NVTX.
+class Range {
+ public:
+  explicit Range(const std::string& name) { nvtxRangePushA(name.c_str()); }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+  ~Range() { nvtxRangePop(); }
+};
 
 class Trace {
  public:

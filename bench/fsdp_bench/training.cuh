@@ -140,8 +140,10 @@ class Training {
     for (std::size_t use = 0; use < order_.size(); ++use) {
       const int u = order_[use];
       const bool is_forward = use < order_.size() / 2;
+      const std::string name = (is_forward ? "F" : "B") + std::to_string(u);
+      const Range range(name);
       const fsdp::UnitView weights = op_->acquire(u, streams());
-      if (trace != nullptr) trace->begin("compute", (is_forward ? "F" : "B") + std::to_string(u), compute());
+      if (trace != nullptr) trace->begin("compute", name, compute());
       if (is_forward) {
         network_.forward(u, weights, compute());
       } else {
@@ -154,6 +156,7 @@ class Training {
       if (trace != nullptr) trace->end("compute", compute());
       op_->release(u, streams());
     }
+    const Range range("end of the step");
     op_->finish_gradients(streams());
     if (trace != nullptr) trace->begin("compute", "optimizer", compute());
     if (config_.with_optimizer) optimize(*norm_);
