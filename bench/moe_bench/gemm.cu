@@ -156,11 +156,14 @@ inline void run(const Shape& shape, const std::string& kind, int max_ctas) {
     leaf::down_backward(halves, x.data(), o, down_w, dy.data(), dy.data() + capacity * inner, gate.data(), up.data(),
                         act.data(), nullptr);
   });
-  for (const bool accumulate : {false, true}) {
-    row(accumulate ? "gradient of weights, += fp32" : "gradient of weights, fp32", flops,
-        in + out + (accumulate ? 4 : 2) * w_bytes,
-        [&] { leaf::weight_gradient(whole, dy.data(), n, x.data(), k, o, accumulate, dw, nullptr); });
-  }
+  const auto gradient = [&](const char* name, bool accumulate, const TensorRef& to, double result_bytes) {
+    row(name, flops, in + out + (accumulate ? 2 : 1) * result_bytes,
+        [&] { leaf::weight_gradient(whole, dy.data(), n, x.data(), k, o, accumulate, to, nullptr); });
+  };
+  gradient("gradient of weights, fp32", false, dw, 2 * w_bytes);
+  gradient("gradient of weights, += fp32", true, dw, 2 * w_bytes);
+  const TensorRef narrow = matrix(reinterpret_cast<bfloat16*>(dweights.data()), n, k);
+  gradient("gradient of weights, bf16", false, narrow, w_bytes);
 }
 
 }  // namespace moe_bench

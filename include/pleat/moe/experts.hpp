@@ -26,7 +26,9 @@ TensorRef expert_matrix(T* first, std::int64_t experts_local, std::int64_t rows,
 }
 
 /// gate and up [experts_local, inner, hidden], down [experts_local, hidden, inner]: weights of the plan's dtype, or
-/// their gradients of its accumulator. y = down * (silu(gate * x) * (up * x)). source: arXiv 2002.05202
+/// their gradients of its accumulator, or of
+/// the plan's dtype: half the bytes for bf16, and sums over micro-batches are rounded each time. y = down * (silu(gate
+/// * x) * (up * x)). source: arXiv 2002.05202
 struct ExpertMatrices {
   TensorRef gate;
   TensorRef up;
@@ -182,7 +184,7 @@ class Experts {
     leaf_.down(plan_, act, starts, weights.down, result.data(), s);
   }
 
-  /// dout -> drows, overwritten, and dweights (accumulate ? += : =) in the accumulator; an expert without rows gets
+  /// dout -> drows, overwritten, and dweights (accumulate ? += : =); an expert without rows gets
   /// zeros, or keeps what it has. `rows`, `offsets` and `weights` are those of the forward call. `drows` may be `dout`.
   template <class DOut, class Rows, class Offsets, class DRows>
   void backward(const Streams<stream_type>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
@@ -208,7 +210,8 @@ class Experts {
                        const ExpertPlan::Scratch& inner, const ExpertMatrices& dweights, bool accumulate) {
     const TensorRef gradient = row_array("dout", dout), in = row_array("rows", rows);
     const std::int64_t* starts = row_starts(offsets);
-    check_matrices("dweights", dweights, plan_.accumulator());
+    const bool is_narrow = dweights.gate.dtype() == plan_.shape.dtype;
+    check_matrices("dweights", dweights, is_narrow ? plan_.shape.dtype : plan_.accumulator());
     const auto weight_gradient = [&](const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
                                      const TensorRef& dw) {
       leaf_.weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, streams.compute);

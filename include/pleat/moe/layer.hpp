@@ -67,9 +67,9 @@ class Layer {
   }
 
   /// dy [tokens, hidden] dtype -> dx [tokens, hidden] dtype through the experts, dlogits [tokens, experts] acc, both
-  /// overwritten, and dweights (accumulate ? += : =) acc of this rank's experts. logits and weights are those of the
-  /// forward call; dprobs [groups, experts] acc, or absent, is the load-balance loss's (losses.hpp). All sums are
-  /// plain: a step divides once. The gradient of x by way of the logits is the caller's, who made the logits.
+  /// overwritten, and dweights (accumulate ? += : =) of this rank's experts (ExpertMatrices). logits and weights are
+  /// those of the forward call; dprobs [groups, experts] acc, or absent, is the load-balance loss's (losses.hpp). All
+  /// sums are plain: a step divides once. The gradient of x by way of the logits is the caller's, who made the logits.
   template <class DY, class Logits, class DProbs, class DX, class DLogits>
   void backward(const Streams<stream_type>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
                 const DProbs& dprobs, LayerSaved& saved, const DX& dx, const DLogits& dlogits,

@@ -69,7 +69,8 @@ concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_
 /// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
 /// - `down_backward`: from dout, dgate and dup, which may be gate and up; act is computed again.
 /// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
-/// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows.
+/// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows, in the
+///   plan's accumulator or its dtype.
 template <class L, class Stream>
 concept expert_leaf = requires(const L& leaf, const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
                                const TensorRef& matrices, void* out, std::int64_t cols, Stream s) {

@@ -165,6 +165,35 @@ TEST_CASE("weight gradients accumulate; drows may take dout's place") {
   CHECK(std::memcmp(bench.dweights.data(), once.data(), once.size() * sizeof(double)) == 0);
 }
 
+TEST_CASE("gradients of weights in the plan's dtype: fp32 ones, rounded, then added") {
+  constexpr std::int64_t d_cols = 70, x_cols = 66, rows = 9;
+  const auto plan = moe::plan(moe::ExpertShape{2, d_cols, x_cols, rows, DType::bf16});
+  std::mt19937 random(11);
+  const auto draw = [&](std::int64_t count) {
+    std::vector<bfloat16> values;
+    for (std::int64_t i = 0; i < count; ++i) values.emplace_back(static_cast<float>(random() % 512) / 256 - 1);
+    return values;
+  };
+  const std::vector<bfloat16> d = draw(rows * d_cols), x = draw(rows * x_cols);
+  const std::vector<std::int64_t> offsets = {0, 4, 9};
+  std::vector<float> wide(2 * d_cols * x_cols);
+  std::vector<bfloat16> narrow(wide.size());
+  const auto gradient = [&](auto& to, bool accumulate) {
+    moe_leaf<host_device>::weight_gradient(plan, d.data(), d_cols, x.data(), x_cols, offsets.data(), accumulate,
+                                           moe::expert_matrix(to.data(), 2, d_cols, x_cols, d_cols * x_cols), {});
+  };
+  gradient(wide, false);
+  for (const bool accumulate : {false, true}) {
+    gradient(narrow, accumulate);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      const float product = static_cast<float>(bfloat16(wide[i]));
+      if (static_cast<float>(narrow[i]) != (accumulate ? 2 * product : product)) ++wrong;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 /// The host's products, counted: an expert leaf of the caller's own, with state.
 struct CountingLeaf {
   template <class... Args>

@@ -106,7 +106,7 @@ class CublasLtExperts {
   void weight_gradient(const ExpertPlan& plan, const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
                        const std::int64_t* offsets, bool accumulate, const TensorRef& dw, cudaStream_t s) const {
     read(plan, offsets, s);
-    const std::size_t elem = size_bytes(plan.shape.dtype), sum = size_bytes(plan.accumulator());
+    const std::size_t elem = size_bytes(plan.shape.dtype), sum = size_bytes(dw.dtype());
     for (int e = 0; e < plan.shape.experts_local; ++e) {
       std::byte* const to = static_cast<std::byte*>(dw.data()) + static_cast<std::size_t>(e * dw.stride(0)) * sum;
       const std::int64_t rows = starts_[e + 1] - starts_[e];
@@ -116,8 +116,7 @@ class CublasLtExperts {
         continue;
       }
       // dw [d_cols, x_cols] = d^T x, row-major: its transpose is x^T d.
-      multiply(plan.shape.dtype, plan.accumulator(),
-               {at(x, starts_[e] * x_cols, elem), x_cols, rows, x_cols, CUBLAS_OP_N},
+      multiply(plan.shape.dtype, dw.dtype(), {at(x, starts_[e] * x_cols, elem), x_cols, rows, x_cols, CUBLAS_OP_N},
                {at(d, starts_[e] * d_cols, elem), d_cols, rows, d_cols, CUBLAS_OP_T}, to, x_cols, d_cols,
                accumulate ? 1 : 0, s);
     }

@@ -34,8 +34,8 @@ class GroupedOperands {
         m.data(), {{m.extent(2), m.extent(1), m.extent(0)}, {m.stride(1) * 2, m.stride(0) * 2}, {64, box_rows, 1}});
   }
   CUtensorMap gradients(const TensorRef& m) {
-    return map<float, 3>(m.data(),
-                         {{m.extent(2), m.extent(1), m.extent(0)}, {m.stride(1) * 4, m.stride(0) * 4}, {32, 64, 1}});
+    args_.is_narrow = m.dtype() == DType::bf16;
+    return args_.is_narrow ? gradients_of<bfloat16>(m) : gradients_of<float>(m);
   }
   void result(int index, void* data, std::int64_t columns) {
     args_.out[index] = rows(data, columns);
@@ -47,6 +47,13 @@ class GroupedOperands {
   bool fit() const { return fit_; }
 
  private:
+  template <class T>
+  CUtensorMap gradients_of(const TensorRef& m) {
+    constexpr std::int64_t bytes = sizeof(T);
+    return map<T, 3>(m.data(), {{m.extent(2), m.extent(1), m.extent(0)},
+                                {m.stride(1) * bytes, m.stride(0) * bytes},
+                                {128 / static_cast<int>(bytes), 64, 1}});
+  }
   template <class T, int Axes>
   CUtensorMap map(const void* data, const hopper::TensorBoxes<Axes>& boxes) {
     fit_ = fit_ && hopper::is_mappable(data, boxes);
@@ -175,7 +182,8 @@ struct CudaExpertLeaf {
       args.accumulate = accumulate;
       args.a[0] = {static_cast<const T*>(d), 0, 1, d_cols};
       args.b[0] = {static_cast<const T*>(x), 0, 1, x_cols};
-      args.matrices = static_cast<accumulator_t<T>*>(dw.data());
+      args.is_narrow = dw.dtype() != dtype_of<accumulator_t<T>>;
+      args.matrices = dw.data();
       args.matrix_stride = dw.stride(0);
     };
     run<Grouped::weight_gradient>(plan, offsets, {x_cols, d_cols, 0}, maps, pointers, s);

@@ -40,7 +40,7 @@ class GroupedEpilogue {
   __device__ void finish(const GroupedTile& tile, const float (&sums)[128]) {
     if (tile.rows <= 64 * group_) return;
     if constexpr (Op == Grouped::weight_gradient) {
-      store_matrix(tile, sums);
+      args_.is_narrow ? store_narrow_matrix(tile, sums) : store_matrix(tile, sums);
     } else if constexpr (Op == Grouped::down_backward) {
       store_gradients(tile, sums);
     } else {
@@ -210,15 +210,34 @@ class GroupedEpilogue {
         }
       }
       publish();
-      if (thread_ == 0) {
-        if (args_.accumulate) {
-          hopper::add(args_.out[0], box, column, tile.row + 64 * group_, tile.expert);
-        } else {
-          hopper::store(args_.out[0], box, column, tile.row + 64 * group_, tile.expert);
-        }
-        hopper::commit_stores();
-      }
+      store_matrix_box(box, tile, column);
     }
+  }
+  /// The same in bf16.
+  __device__ void store_narrow_matrix(const GroupedTile& tile, const float (&sums)[128]) {
+#pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      const int column = tile.column + 64 * chunk;
+      if (column >= args_.columns) break;
+      unsigned char* box = free_box();
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) {
+        std::uint32_t pairs[4];
+        pairs_of(sums + 32 * chunk, quarter, pairs);
+        hopper::store_matrices(matrices(box, quarter), pairs);
+      }
+      publish();
+      store_matrix_box(box, tile, column);
+    }
+  }
+  __device__ void store_matrix_box(const unsigned char* box, const GroupedTile& tile, int column) {
+    if (thread_ != 0) return;
+    if (args_.accumulate) {
+      hopper::add(args_.out[0], box, column, tile.row + 64 * group_, tile.expert);
+    } else {
+      hopper::store(args_.out[0], box, column, tile.row + 64 * group_, tile.expert);
+    }
+    hopper::commit_stores();
   }
 
   const GroupedArguments& args_;

@@ -25,11 +25,11 @@ struct PortableArguments {
   PortableOperand<T> a[2], b[2];
   const T* saved[2];
   T* results[3];
-  accumulator_t<T>* matrices;  // of weight_gradient
+  void* matrices;  // of weight_gradient: accumulator_t<T>, or T
   std::int64_t matrix_stride;
   const std::int64_t* offsets;
   int experts, columns, rows, depth, sources;
-  bool accumulate;
+  bool accumulate, is_narrow;
 };
 
 inline constexpr int portable_size = 64;      // rows and columns of a tile
@@ -154,8 +154,12 @@ __device__ void portable_tile(const PortableArguments<T>& args, PortableStep<T>&
       if (r >= rows || c >= columns) continue;
       const std::int64_t at = (row + r) * args.columns + column + c;
       if constexpr (is_matrix) {
-        Acc& to = args.matrices[expert * args.matrix_stride + at];
-        to = args.accumulate ? to + sums[i][j] : sums[i][j];
+        const auto put = [&]<class Out>(Out* matrices, Out product) {
+          Out& to = matrices[expert * args.matrix_stride + at];
+          to = args.accumulate ? static_cast<Out>(static_cast<Acc>(to) + static_cast<Acc>(product)) : product;
+        };
+        args.is_narrow ? put(static_cast<T*>(args.matrices), static_cast<T>(sums[i][j]))
+                       : put(static_cast<Acc*>(args.matrices), sums[i][j]);
       } else if constexpr (Op == Grouped::gate_up) {
         const T gate = static_cast<T>(sums[i][j]), up = static_cast<T>(second[i][j]);
         args.results[0][at] = gate;

@@ -18,7 +18,8 @@ namespace pleat::inline v0::moe::detail {
 /// - weight_gradient: out [rows, columns] (+)= a [depth, rows]^T b [depth, columns] over the depth of the expert's rows
 enum class Grouped { product, gate_up, down_backward, rows_gradient, weight_gradient };
 
-/// One launch. Axes of the maps: a [row, element], b and the fp32 results [expert, row, column], others [row, column].
+/// One launch. Axes of the maps: a [row, element], b and matrices that are results [expert, row, column], others [row,
+/// column].
 struct GroupedArguments {
   CUtensorMap a[2], b[2];  // of each source; b of gate_up: gate and up
   CUtensorMap saved[2];    // gate and up, of down_backward
@@ -29,6 +30,7 @@ struct GroupedArguments {
   int rows;            // of each matrix, of weight_gradient
   int depth, sources;  // of the others
   bool accumulate;     // of weight_gradient
+  bool is_narrow;      // its results are bf16
 };
 
 inline constexpr int box_bytes = 64 * 128;  // 64 rows of 128 bytes, staged for a store

@@ -108,7 +108,8 @@ struct HostExpertLeaf {
     });
   }
 
-  /// dw [d_cols, x_cols] = (accumulate ? dw : 0) + d^T * x over each expert's rows.
+  /// dw [d_cols, x_cols] = (accumulate ? dw : 0) + d^T * x over each expert's rows; products are rounded to dw's dtype
+  /// before they are added.
   static void weight_gradient(const ExpertPlan& plan, const void* d, std::int64_t d_cols, const void* x,
                               std::int64_t x_cols, const std::int64_t* offsets, bool accumulate, const TensorRef& dw,
                               HostStream) {
@@ -116,9 +117,22 @@ struct HostExpertLeaf {
       using T = typename decltype(type)::type;
       using Acc = accumulator_t<T>;
       each_expert(plan, offsets, [&](int e, std::int64_t first, std::int64_t count) {
-        gemm(Op::transpose, Op::none, d_cols, x_cols, count, 1, static_cast<const T*>(d) + first * d_cols, d_cols,
-             static_cast<const T*>(x) + first * x_cols, x_cols, accumulate ? Acc{1} : Acc{0}, expert_data<Acc>(dw, e),
-             x_cols);
+        const T *const of_d = static_cast<const T*>(d) + first * d_cols, *const of_x =
+                                                                             static_cast<const T*>(x) + first * x_cols;
+        if (dw.dtype() == dtype_of<Acc>) {
+          return gemm(Op::transpose, Op::none, d_cols, x_cols, count, 1, of_d, d_cols, of_x, x_cols,
+                      accumulate ? Acc{1} : Acc{0}, expert_data<Acc>(dw, e), x_cols);
+        }
+        each_tile(d_cols, x_cols, [&](std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols) {
+          Acc sums[tile * tile];
+          gemm(Op::transpose, Op::none, rows, cols, count, 1, of_d + row, d_cols, of_x + col, x_cols, Acc{0}, sums,
+               cols);
+          for (std::int64_t i = 0; i < rows * cols; ++i) {
+            T& to = expert_data<T>(dw, e)[(row + i / cols) * x_cols + col + i % cols];
+            const T product = static_cast<T>(sums[i]);
+            to = accumulate ? static_cast<T>(static_cast<Acc>(to) + static_cast<Acc>(product)) : product;
+          }
+        });
       });
     });
   }

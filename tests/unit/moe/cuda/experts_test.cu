@@ -71,10 +71,9 @@ moe::ExpertMatrices matrices(T* unit, std::int64_t experts, const Extents& n) {
   return {at(0, n.inner, n.hidden), at(1, n.inner, n.hidden), at(2, n.hidden, n.inner)};
 }
 
-/// Every array of one layer's experts on the GPU.
-template <class T>
+/// Every array of one layer's experts on the GPU; gradients of weights are `Sum`.
+template <class T, class Sum = accumulator_t<T>>
 struct Layer {
-  using Acc = accumulator_t<T>;
   Layer(std::int64_t experts, std::int64_t capacity, const Extents& n, int max_ctas = 0)
       : plan(moe::plan(moe::ExpertShape{static_cast<int>(experts), n.hidden, n.inner, capacity, dtype_of<T>},
                        moe::ExpertOptions{max_ctas})),
@@ -145,7 +144,7 @@ struct Layer {
   std::int64_t wide = plan.shape.capacity_rows * extents.hidden, narrow = plan.shape.capacity_rows * extents.inner;
   Array<T> rows{wide}, dout{wide}, out{wide}, drows{wide}, weights{plan.shape.experts_local * extents.unit()};
   Array<T> gate{narrow}, up{narrow}, act{narrow}, dgate{narrow}, dup{narrow}, act_again{narrow};
-  Array<Acc> dweights{plan.shape.experts_local * extents.unit()};
+  Array<Sum> dweights{plan.shape.experts_local * extents.unit()};
 };
 
 /// What is NaN in `expected`, since the host did not write it, is NaN in `got` as well; the rest is close.
@@ -173,10 +172,10 @@ void check_close(const char* what, const Doubles& got, const Doubles& expected, 
 }
 
 /// Runs the host's leaves in float64 on what the GPU's leaves were given.
-template <class T>
-void check_against_host(const Layer<T>& gpu, double times_accumulated) {
+template <class T, class Sum>
+void check_against_host(const Layer<T, Sum>& gpu, double times_accumulated) {
   const double rounding = sizeof(T) == 2 ? 3e-3 : sizeof(T) == 4 ? 1e-5 : 1e-13;
-  const double sums = sizeof(T) == 8 ? 1e-13 : 1e-5;
+  const double sums = sizeof(Sum) == 8 ? 1e-13 : sizeof(Sum) == 4 ? 1e-5 : rounding;
   const std::int64_t hidden = gpu.extents.hidden, inner = gpu.extents.inner;
   moe::ExpertPlan plan = gpu.plan;
   plan.shape.dtype = DType::f64;
@@ -213,11 +212,11 @@ void check_against_host(const Layer<T>& gpu, double times_accumulated) {
 
 const std::vector<std::int64_t> sizes = {0, 1, 44, 127, 128, 129, 0, 300};
 
-template <class T>
+template <class T, class Sum = accumulator_t<T>>
 void check_sizes(std::int64_t alignment, const Extents& extents) {
   CAPTURE(alignment);
   CAPTURE(extents.inner);
-  Layer<T> layer(static_cast<std::int64_t>(sizes.size()), 1300, extents);
+  Layer<T, Sum> layer(static_cast<std::int64_t>(sizes.size()), 1300, extents);
   layer.draw(sizes, alignment, std::random_device{}());
   layer.run(false, nullptr);
   check_against_host(layer, 1);
@@ -229,6 +228,7 @@ TEST_CASE("experts on the GPU: sizes 0 to 300, pads zero, nothing past the end, 
   for (const std::int64_t alignment : {128, 1}) {
     for (const Extents& extents : {Extents{256, 192}, Extents{136, 328}, Extents{70, 45}}) {
       check_sizes<bfloat16>(alignment, extents);
+      check_sizes<bfloat16, bfloat16>(alignment, extents);
     }
     check_sizes<float>(alignment, {40, 72});
     check_sizes<double>(alignment, {40, 72});
