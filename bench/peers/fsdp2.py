@@ -108,10 +108,11 @@ def work(rank, world, samples):
         for way, reduce_dtype, prefetches in (("alone, unsharded", None, False), ("fp32 sums", torch.float32, False),
                                               ("fp32 sums, prefetch", torch.float32, True), ("bf16 sums", torch.bfloat16, False),
                                               ("bf16 sums, prefetch", torch.bfloat16, True)):
-            torch.cuda.reset_peak_memory_stats()
             model = make(units, layer, device, reduce_dtype)
             if prefetches:
                 prefetch(model)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
             step, host = measure(model, x, samples, rank)
             alone = alone or step
             if rank == 0:
