@@ -124,17 +124,27 @@ inline __device__ double sum_of_block(double value) {
   return value;
 }
 
-/// The grid has `square_partials` CTAs whatever the device, so that the order of the sum, and its bits, are its own.
+/// The grid has `square_partials` CTAs whatever the device, so that the order of the sum, and its bits, are its own. A
+/// thread has `batch` packs under way at once.
 template <class T, int Width>
 PLEAT_KERNEL void __launch_bounds__(leaf_threads) square_kernel(double* partials, const T* in, std::size_t packs) {
+  constexpr int batch = 4;
   double sum = 0;
   const std::size_t step = static_cast<std::size_t>(square_partials) * leaf_threads;
-  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x; i < packs; i += step) {
-    const Pack<T, Width> values = reinterpret_cast<const Pack<T, Width>*>(in)[i];
+  const std::size_t start = blockIdx.x * static_cast<std::size_t>(leaf_threads) + threadIdx.x;
+  for (std::size_t first = start; first < packs; first += step * batch) {
+    Pack<T, Width> values[batch] = {};
 #pragma unroll
-    for (int k = 0; k < Width; ++k) {
-      const double value = static_cast<double>(values.elem[k]);
-      sum += value * value;
+    for (int b = 0; b < batch; ++b) {
+      if (first + b * step < packs) values[b] = reinterpret_cast<const Pack<T, Width>*>(in)[first + b * step];
+    }
+#pragma unroll
+    for (int b = 0; b < batch; ++b) {
+#pragma unroll
+      for (int k = 0; k < Width; ++k) {
+        const double value = static_cast<double>(values[b].elem[k]);
+        sum += value * value;
+      }
     }
   }
   sum = sum_of_block(sum);
