@@ -357,6 +357,9 @@ TEST_CASE("plans and rows equal the host's to the bit, sums to rounding") {
                            {.row_alignment = seed % 2 == 0 ? 128 : 4}),
                  ++seed);
     }
+    check_case(moe::plan(s.ranks, moe::DispatchShape{s.max_tokens, s.hidden, s.experts, s.k, DType::f32},
+                         {.transport = Transport::peer, .send_by = moe::SendBy::copies}),
+               ++seed);
   }
 }
 
