@@ -1,5 +1,9 @@
 // What the C++ blocks of the documentation stand in: block 2 of docs/tour.md is the file "tour.2". Compiled, not run.
+#include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "support/dlpack.hpp"
 
 #include <pleat/core/host/buffer.hpp>
 #include <pleat/estimate.hpp>
@@ -13,6 +17,34 @@ void tour_1(int cp, const ring::Shape& shape, const ring::Options& options, Host
             TensorRef k, TensorRef v, TensorRef out, TensorRef dout, TensorRef dq, TensorRef dk, TensorRef dv,
             ring::Saved& saved) {
 #include "tour.1"
+}
+
+void mesh_1() {
+#include "mesh.1"
+}
+void mesh_2(ThreadComm& world, int cp, int ep) {
+#include "mesh.2"
+}
+
+void comm_1(ThreadComm& world, const void* mine, void* all, std::size_t elems, HostStream stream) {
+  using Mesh = FoldedMesh<1, 4, 2, 4>;
+#include "comm.1"
+}
+
+namespace my {
+struct Tensor {
+  void* storage;
+  int axes, gpu;
+  std::int64_t sizes[4], strides[4];
+};
+}  // namespace my
+#include "tensors.1"
+static_assert(tensor<my::Tensor>);
+void tensors_2(const bfloat16* pointer, int batch, int tokens, int heads, int dim, int gpu) {
+#include "tensors.2"
+}
+void tensors_3(DLManagedTensor* managed, std::int64_t elems) {
+#include "tensors.3"
 }
 
 using Ring = ring::RingAttention<HostExecutor, ThreadComm, HostArena>;

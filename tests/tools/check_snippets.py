@@ -53,7 +53,7 @@ def uncompiled(code, work, compiler):
         if unknown := [name for name in names if name not in code]:
             yield f"{source.name} includes {' '.join(unknown)}, which no page has"
             continue
-        command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", f"-I{work}", source]
+        command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", f"-I{ROOT / 'tests'}", f"-I{work}", source]
         done = subprocess.run(command, capture_output=True, text=True)
         if "cuda_runtime_api.h" in done.stderr and "No such file" in done.stderr:
             print(f"{source.name}: left out, there is no CUDA toolkit")
