@@ -369,8 +369,8 @@ LeafResult check_leaf(const LeafCase& c, unsigned seed, const Leaf& leaf = {}, d
                   out_ref = ref(out, c.q_tokens, c.q_heads, c.v_dim);
   using Host = attention_leaf<host_device>;
   for (std::size_t i = 0; i < c.calls.size(); ++i) {
-    Host::forward({q_ref, k_ref, v_ref, c.calls[i], scale, ref(acc, c.q_tokens, c.q_heads, c.v_dim), statistics(lse),
-                   out_ref, i == 0, i + 1 == c.calls.size()},
+    Host::forward(AttentionForward{q_ref, k_ref, v_ref, c.calls[i], scale, ref(acc, c.q_tokens, c.q_heads, c.v_dim),
+                                   statistics(lse), out_ref, i == 0, i + 1 == c.calls.size()},
                   {});
   }
   // Of the stored outputs: where a query sees one key, delta and <dout, v> are equal but for the rounding of out.

@@ -4,61 +4,11 @@
 #include <cmath>
 #include <limits>
 
-#include <pleat/attention/local_kernel.hpp>
+#include <pleat/attention/host/rows.hpp>
 #include <pleat/core/dtype.hpp>
 #include <pleat/core/host/executor.hpp>
 
 namespace pleat::inline v0 {
-
-namespace detail {
-/// The rows of a tensor [batch, tokens, heads, dim] of any strides but the last.
-template <class T>
-struct HeadRows {
-  explicit HeadRows(const TensorRef& t)
-      : data(t.as<T>()), batch_stride(t.stride(0)), token_stride(t.stride(1)), head_stride(t.stride(2)) {}
-  T* at(std::int64_t batch, std::int64_t token, std::int64_t head) const {
-    return data + batch * batch_stride + token * token_stride + head * head_stride;
-  }
-  T* data;
-  std::int64_t batch_stride, token_stride, head_stride;
-};
-/// The numbers of a tensor [batch, heads, tokens], one per row of queries.
-template <class T>
-struct RowStatistics {
-  explicit RowStatistics(const TensorRef& t)
-      : data(t.as<T>()), batch_stride(t.stride(0)), head_stride(t.stride(1)), token_stride(t.stride(2)) {}
-  T& at(std::int64_t batch, std::int64_t token, std::int64_t head) const {
-    return data[batch * batch_stride + token * token_stride + head * head_stride];
-  }
-  T* data;
-  std::int64_t batch_stride, head_stride, token_stride;
-};
-
-/// <x, y> over `n` elements: eight partial sums, which a compiler keeps in vector registers without changing the
-/// result.
-template <class A, class X, class Y>
-A dot(const X* x, const Y* y, std::int64_t n) {
-  constexpr int lanes = 8;
-  A part[lanes] = {};
-  std::int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    for (int lane = 0; lane < lanes; ++lane) part[lane] += static_cast<A>(x[i + lane]) * static_cast<A>(y[i + lane]);
-  }
-  A sum = 0;
-  for (; i < n; ++i) sum += static_cast<A>(x[i]) * static_cast<A>(y[i]);
-  for (int lane = 0; lane < lanes; ++lane) sum += part[lane];
-  return sum;
-}
-/// y += a * x
-template <class A, class X>
-void add_scaled(A* y, A a, const X* x, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] += a * static_cast<A>(x[i]);
-}
-template <class A, class X>
-void add(A* y, const X* x, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
-}
-}  // namespace detail
 
 template <>
 struct attention_leaf<host_device> {
@@ -69,14 +19,20 @@ struct attention_leaf<host_device> {
     dispatch_dtype(AttentionTypes{}, a.q.dtype(), [&](auto type) { forward_as<typename decltype(type)::type>(a); });
   }
 
+  static bool forward(const AttentionForwardBlocks& a, HostStream) {
+    dispatch_dtype(AttentionTypes{}, a.call.q.dtype(),
+                   [&](auto type) { forward_as<typename decltype(type)::type>(a.call, &a); });
+    return true;
+  }
+
   static void delta(const TensorRef& delta, const TensorRef& out, const TensorRef& dout, HostStream) {
     dispatch_dtype(AttentionTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
       using A = accumulator_t<T>;
-      const detail::HeadRows<const T> outs(out), douts(dout);
-      const detail::RowStatistics<A> deltas(delta);
-      for_each_row(out, [&](auto... row) {
-        deltas.at(row...) = detail::dot<A>(outs.at(row...), douts.at(row...), out.extent(3));
+      const host_kernel::HeadRows<const T> outs(out), douts(dout);
+      const host_kernel::RowStatistics<A> deltas(delta);
+      host_kernel::for_each_row(out, [&](auto... row) {
+        deltas.at(row...) = host_kernel::dot<A>(outs.at(row...), douts.at(row...), out.extent(3));
       });
     });
   }
@@ -92,9 +48,9 @@ struct attention_leaf<host_device> {
   static void store(const TensorRef& out, std::span<const TensorRef> terms, HostStream) {
     dispatch_dtype(AttentionTypes{}, out.dtype(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const detail::HeadRows<T> outs(out);
-      const detail::HeadRows<const accumulator_t<T>> first(terms.front()), last(terms.back());
-      for_each_row(out, [&](auto... row) {
+      const host_kernel::HeadRows<T> outs(out);
+      const host_kernel::HeadRows<const accumulator_t<T>> first(terms.front()), last(terms.back());
+      host_kernel::for_each_row(out, [&](auto... row) {
         const auto* const a = first.at(row...);
         const auto* const b = last.at(row...);
         T* const to = outs.at(row...);
@@ -104,25 +60,10 @@ struct attention_leaf<host_device> {
   }
 
  private:
-  /// f(batch, token, head) for each row of a tensor [batch, tokens, heads, dim].
-  template <class F>
-  static void for_each_row(const TensorRef& t, F f) {
-    for (std::int64_t b = 0; b < t.extent(0); ++b) {
-      for (std::int64_t token = 0; token < t.extent(1); ++token) {
-        for (std::int64_t h = 0; h < t.extent(2); ++h) f(b, token, h);
-      }
-    }
-  }
   template <class T, class A>
   static void round_row(T* out, const A* acc, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(acc[i]);
   }
-  template <class A>
-  static void zero(const TensorRef& t) {
-    const detail::HeadRows<A> rows(t);
-    for_each_row(t, [&](auto... row) { std::fill_n(rows.at(row...), t.extent(3), A{0}); });
-  }
-
   /// One call for dtype T; the tensors as rows.
   template <class T>
   struct Forward {
@@ -153,7 +94,7 @@ struct attention_leaf<host_device> {
         const std::int64_t count = std::min(tile, end - begin);
         const A old_peak = peak;
         for (std::int64_t j = 0; j < count; ++j) {
-          score[j] = scale * detail::dot<A>(q_row, k.at(b, begin + j, h / group), qk_dim);
+          score[j] = scale * host_kernel::dot<A>(q_row, k.at(b, begin + j, h / group), qk_dim);
           peak = std::max(peak, score[j]);
         }
         const A shift = peak == nothing ? 0 : peak;  // nothing - nothing would be NaN
@@ -163,7 +104,7 @@ struct attention_leaf<host_device> {
         for (std::int64_t j = 0; j < count; ++j) {
           const A p = std::exp(score[j] - shift);
           weight += p;
-          detail::add_scaled(o, p, v.at(b, begin + j, h / group), v_dim);
+          host_kernel::add_scaled(o, p, v.at(b, begin + j, h / group), v_dim);
         }
       }
       if (weight == 0) return;  // all scores are -inf: as if no key were seen
@@ -171,34 +112,39 @@ struct attention_leaf<host_device> {
       row_lse = peak + std::log(weight);
     }
 
-    detail::HeadRows<const T> q, k, v;
-    detail::HeadRows<A> o_acc;
-    detail::RowStatistics<A> lse;
+    host_kernel::HeadRows<const T> q, k, v;
+    host_kernel::HeadRows<A> o_acc;
+    host_kernel::RowStatistics<A> lse;
     A scale;
     std::int64_t group, qk_dim, v_dim;
   };
 
+  /// `others`: of a call on several blocks; else null.
   template <class T>
-  static void forward_as(const AttentionForward& a) {
+  static void forward_as(const AttentionForward& a, const AttentionForwardBlocks* others = nullptr) {
     const Forward<T> f(a);
-    if (a.first) {
-      for_each_row(a.q, [&](auto... row) {
-        std::fill_n(f.o_acc.at(row...), f.v_dim, 0);
-        f.lse.at(row...) = f.nothing;
-      });
+    Forward<T> of_others = f;
+    if (others != nullptr) {
+      of_others.k = host_kernel::HeadRows<const T>(others->k);
+      of_others.v = host_kernel::HeadRows<const T>(others->v);
     }
+    const std::int64_t own_keys = a.k.extent(1);
+    host_kernel::start<accumulator_t<T>>(a);
     for (std::int64_t b = 0; b < a.q.extent(0); ++b) {
       for (std::int64_t h = 0; h < a.q.extent(2); ++h) {
         for (const Rectangle& r : a.work) {
+          const bool is_own = r.k0 < own_keys;
+          const std::int64_t before = is_own ? 0 : own_keys;
           for (std::int64_t query = r.q0; query < r.q1; ++query) {
-            if (r.keys_end(query) > r.k0) f.see(b, query, h, r.k0, r.keys_end(query));
+            if (r.keys_end(query) == r.k0) continue;
+            (is_own ? f : of_others).see(b, query, h, r.k0 - before, r.keys_end(query) - before);
           }
         }
       }
     }
     if (a.last) {
-      const detail::HeadRows<T> out(a.out);
-      for_each_row(a.q, [&](auto... row) { round_row(out.at(row...), f.o_acc.at(row...), f.v_dim); });
+      const host_kernel::HeadRows<T> out(a.out);
+      host_kernel::for_each_row(a.q, [&](auto... row) { round_row(out.at(row...), f.o_acc.at(row...), f.v_dim); });
     }
   }
 
@@ -236,8 +182,8 @@ struct attention_leaf<host_device> {
           }
         }
       }
-      detail::add(dk.at(b, key, kv_head), dk_row, qk_dim);
-      detail::add(dv.at(b, key, kv_head), dv_row, v_dim);
+      host_kernel::add(dk.at(b, key, kv_head), dk_row, qk_dim);
+      host_kernel::add(dv.at(b, key, kv_head), dv_row, v_dim);
     }
 
     void visit_pair(std::int64_t b, std::int64_t query, std::int64_t h, const T* k_row, const T* v_row, A* dk_row,
@@ -246,16 +192,16 @@ struct attention_leaf<host_device> {
       if (row_lse == -std::numeric_limits<A>::infinity()) return;
       const T* q_row = q.at(b, query, h);
       const T* dout_row = dout.at(b, query, h);
-      const A p = std::exp(scale * detail::dot<A>(q_row, k_row, qk_dim) - row_lse);
-      const A ds = scale * p * (detail::dot<A>(dout_row, v_row, v_dim) - delta.at(b, query, h));
-      detail::add_scaled(dv_row, p, dout_row, v_dim);
-      detail::add_scaled(dk_row, ds, q_row, qk_dim);
-      detail::add_scaled(dq.at(b, query, h), ds, k_row, qk_dim);
+      const A p = std::exp(scale * host_kernel::dot<A>(q_row, k_row, qk_dim) - row_lse);
+      const A ds = scale * p * (host_kernel::dot<A>(dout_row, v_row, v_dim) - delta.at(b, query, h));
+      host_kernel::add_scaled(dv_row, p, dout_row, v_dim);
+      host_kernel::add_scaled(dk_row, ds, q_row, qk_dim);
+      host_kernel::add_scaled(dq.at(b, query, h), ds, k_row, qk_dim);
     }
 
-    detail::HeadRows<const T> q, k, v, dout;
-    detail::RowStatistics<const A> lse, delta;
-    detail::HeadRows<A> dq, dk, dv;
+    host_kernel::HeadRows<const T> q, k, v, dout;
+    host_kernel::RowStatistics<const A> lse, delta;
+    host_kernel::HeadRows<A> dq, dk, dv;
     WorkView work;
     A scale;
     std::int64_t group, qk_dim, v_dim;
@@ -263,12 +209,10 @@ struct attention_leaf<host_device> {
 
   template <class T>
   static void backward_as(const AttentionBackward& a) {
-    using A = accumulator_t<T>;
-    if (!a.accumulate_dq) zero<A>(a.dq);
-    if (!a.accumulate_dk) zero<A>(a.dk);
-    if (!a.accumulate_dv) zero<A>(a.dv);
+    host_kernel::start<accumulator_t<T>>(a);
     const Backward<T> f(a);
-    for_each_row(a.k, [&](std::int64_t b, std::int64_t key, std::int64_t kv_head) { f.visit_key(b, key, kv_head); });
+    host_kernel::for_each_row(
+        a.k, [&](std::int64_t b, std::int64_t key, std::int64_t kv_head) { f.visit_key(b, key, kv_head); });
   }
 };
 

@@ -57,7 +57,7 @@ struct Case {
     }
   }
   void forward(const Work& work, bool first = true, bool last = true) {
-    Leaf::forward({q, k, v, work, scale, o_acc, lse, out, first, last}, {});
+    Leaf::forward(AttentionForward{q, k, v, work, scale, o_acc, lse, out, first, last}, {});
   }
   void backward(const Work& work, bool accumulate_dq = false, bool accumulate_dk = false, bool accumulate_dv = false) {
     Leaf::delta(delta, out, dout, {});
@@ -304,7 +304,7 @@ TEST_CASE("offsets pass 2^31: 225,304 rows of stride 9,728") {  // FA#2611
     return rows_of;
   };
   const Work work{{rows - 2, rows, rows - 2, rows, 0}};
-  Leaf::forward({far.q, far.k, far.v, work, far.scale, far.o_acc, far.lse, far.out, true, false}, {});
+  Leaf::forward(AttentionForward{far.q, far.k, far.v, work, far.scale, far.o_acc, far.lse, far.out, true, false}, {});
   const TensorRef acc(far.o_acc_data.data() + (rows - 4) * 8, {1, 4, 1, 8});
   Leaf::store(last_two(far.out), {&acc, 1}, {});
   far.delta = TensorRef(far.delta_data.data() + rows - 4, {1, 1, 4});
