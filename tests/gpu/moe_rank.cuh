@@ -61,15 +61,19 @@ class LayerRank {
   /// `layers` of the plan keep their rows at the same time.
   LayerRank(Comm& world, const moe::LayerPlan& plan, const Problem<T>& problem, const DelayingExecutor& executor,
             int layers = 1, ExpertLeaf leaf = {})
-      : world_(world),
+      : LayerRank(GroupComm<Comm>(world), GroupComm<Comm>(world), plan, problem, executor, layers, std::move(leaf)) {}
+  /// An ep group of a stage, whose ranks share an arena; the problem is the group's.
+  LayerRank(const GroupComm<Comm>& stage, const GroupComm<Comm>& ep, const moe::LayerPlan& plan,
+            const Problem<T>& problem, const DelayingExecutor& executor, int layers = 1, ExpertLeaf leaf = {})
+      : ep_(ep),
         plan_(plan),
         executor_(executor),
         scratch_(bytes(plan.footprint().scratch)),
         persistent_(bytes(plan.footprint().persistent)),
         pinned_(bytes(plan.footprint().pinned_host)),
         rows_memory_(bytes(plan.dispatch.has_arena() ? moe::LayerArena::bytes(plan) : 0)),
-        arena_(GroupComm<Comm>(world), plan.footprint().symmetric),
-        layer_(moe::bind(plan, executor, GroupComm<Comm>(world),
+        arena_(stage, plan.footprint().symmetric),
+        layer_(moe::bind(plan, executor, ep,
                          Memory<Arena>{scratch_.block(), persistent_.block(), pinned_.block(), &arena_}, stream_.get(),
                          std::move(leaf))),
         rows_(make_rows()) {
@@ -83,12 +87,12 @@ class LayerRank {
 
   /// Gives the rank its part of another problem of the same sizes.
   void load(const Problem<T>& p) {
-    const auto rank = static_cast<std::size_t>(world_.rank());
+    const auto rank = static_cast<std::size_t>(ep_.rank());
     sizes_ = p.sizes;
     tokens_ = p.tokens[rank];
-    first_ = p.first_token(world_.rank());
+    first_ = p.first_token(ep_.rank());
     const std::int64_t local = plan_.dispatch.experts_local(), matrix = sizes_.inner * sizes_.hidden;
-    first_matrix_ = world_.rank() * local * matrix;
+    first_matrix_ = ep_.rank() * local * matrix;
     matrix_elems_ = local * matrix;
     upload(x_, p.x, first_ * sizes_.hidden, tokens_ * sizes_.hidden);
     upload(dy_, p.dy, first_ * sizes_.hidden, tokens_ * sizes_.hidden);
@@ -129,7 +133,7 @@ class LayerRank {
                     rows(dlogits_, dtype_of<Acc>, sizes_.experts), matrices<Acc>(dgate_, dup_, ddown_), false);
   }
 
-  void wait() { world_.wait(stream_.get()); }
+  void wait() { ep_.wait(stream_.get()); }
   /// Copies this rank's results to their places; the rank has waited.
   void download(Answer<T>& all) {
     fetch(y_, all.y, first_ * sizes_.hidden, tokens_ * sizes_.hidden);
@@ -186,7 +190,7 @@ class LayerRank {
     if (count != 0) buffer->download(reinterpret_cast<std::byte*>(all.data() + first));
   }
 
-  Comm& world_;
+  GroupComm<Comm> ep_;
   moe::LayerPlan plan_;
   DelayingExecutor executor_;
   typename Backend::Stream stream_, side_;

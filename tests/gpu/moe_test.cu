@@ -14,6 +14,12 @@ int main() {
   const bool quick = testing_support::is_quick();
   int failed = quick ? check_all<conformance::CudaThreads<1>>("threads on one GPU", {3}, 2)
                      : check_all<conformance::CudaThreads<1>>("threads on one GPU", {1, 2, 4, 8}, 25);
+  const auto folded = [&](const char* what, auto mesh) {
+    using OneGpu = conformance::CudaThreads<1>;
+    failed += fails("threads on one GPU", what, 8, [&] { return check_folded<OneGpu, pleat::bfloat16>(mesh); });
+  };
+  folded("dp4-cp2-ep2", pleat::FoldedMesh<1, 4, 2, 2>{});
+  folded("dp2-cp4-ep4", pleat::FoldedMesh<1, 2, 4, 4>{});
   for (const bool has_arena : {false, true}) {  // one rank meets nobody on the host
     failed += fails("one GPU", has_arena ? "graph bf16, arena" : "graph bf16", 1,
                     [&] { return check_graph<conformance::CudaThreads<1>, pleat::bfloat16>(1, has_arena); });
