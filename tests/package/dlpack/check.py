@@ -21,6 +21,7 @@ ON_HOST = {  # function of exchange.cpp: result, arguments
     "exchange_sum": (ctypes.c_double, [ctypes.c_void_p]),
 }
 ON_GPU = {
+    "exchange_refuses": (ctypes.c_bool, [ctypes.c_int64]),
     "exchange_stream": (ctypes.c_int64, []),
     "exchange_make_on_gpu": (ctypes.c_void_p, [ctypes.c_int64] * 3),
     "exchange_sum_on_gpu": (ctypes.c_double, [ctypes.c_void_p]),
@@ -58,7 +59,7 @@ def library(include, tests, work, compiler, cuda):
     source = pathlib.Path(__file__).with_name("exchange.cpp")
     path = pathlib.Path(work) / f"exchange{'_cuda' if cuda else ''}.so"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with_cuda = ["-DEXCHANGE_ON_CUDA", f"-I{CUDA_HOME}/include", f"-L{CUDA_HOME}/lib64", "-lcudart"] if cuda else []
+    with_cuda = ["-DEXCHANGE_ON_CUDA", f"-I{CUDA_HOME}/include", f"-L{CUDA_HOME}/lib64", f"-Wl,-rpath,{CUDA_HOME}/lib64", "-lcudart"] if cuda else []
     subprocess.run([compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-I{include}",
                     f"-I{tests}", source, "-o", path, *with_cuda], check=True)
     exchange = ctypes.CDLL(str(path))
@@ -130,8 +131,12 @@ def main(*where):
         on_host("jax", exchange, importlib.import_module("jax.dlpack").from_dlpack, jax.numpy.arange(24, dtype="float32").reshape(6, 4))
     if torch:
         on_host("torch", exchange, torch.from_dlpack, torch.arange(24, dtype=torch.float32).reshape(6, 4).T)
-        if torch.cuda.is_available():
-            on_gpu(torch, library(*where, cuda=True))
+    if pathlib.Path(CUDA_HOME).is_dir():
+        exchange = library(*where, cuda=True)
+        for number, is_refused in ((0, True), (-2, True), (-1, False), (1, False), (2, False), (4096, False)):
+            must(f"stream {number} is refused", exchange.exchange_refuses(number), is_refused)
+        if torch and torch.cuda.is_available():
+            on_gpu(torch, exchange)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // EXCHANGE_ON_CUDA they lie on a GPU and are written and read on a stream of this library, behind work that takes long.
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,15 @@ double exchange_sum(DLManagedTensor* given) {
 std::int64_t exchange_stream() {
   static const pleat::CudaStream stream;
   return reinterpret_cast<std::int64_t>(static_cast<cudaStream_t>(stream));
+}
+/// Whether a consumer's stream number is refused as it should be.
+bool exchange_refuses(std::int64_t number) {
+  try {
+    (void)pleat::dlpack_stream(number);
+  } catch (const pleat::shape_error& e) {
+    return std::string_view(e.what()).find("pleat[T08]: DLPack stream ") == 0;
+  }
+  return false;
 }
 /// As exchange_make, on the current GPU, written late on exchange_stream() for work on the consumer's stream.
 DLManagedTensor* exchange_make_on_gpu(std::int64_t rows, std::int64_t columns, std::int64_t consumer) {
