@@ -253,7 +253,7 @@ TEST_CASE("loss and every gradient are those of one rank") {
   const unsigned seed = std::random_device{}();
   CAPTURE(seed);
   for (const int ranks : {1, 2, 3, 4, 8}) {
-    for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+    for (const Kind kind : all_kinds) {
       for (const int extra : {0, 3}) {
         const int micro_batches = 2 * ranks + extra;
         const Schedule schedule = make_schedule(kind, ranks, micro_batches);
@@ -280,7 +280,7 @@ TEST_CASE("rows that are longer here and shorter there find other places in the 
 }
 
 TEST_CASE("fewer micro-batches than ranks, where a schedule takes them") {
-  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v}) {
+  for (const Kind kind : {Kind::one_f_one_b, Kind::one_f_one_b_pairs, Kind::zb_v}) {
     const Schedule schedule = make_schedule(kind, 4, 2);
     const Problem p(schedule.placement.stages(), {4, 7}, 3);
     check_same(run_on_ranks<Stages>(schedule, p)[0], on_one_rank(p));
@@ -336,7 +336,7 @@ struct FailingStages : Stages {
 }  // namespace
 
 TEST_CASE("a rank that fails ends the step on every rank") {
-  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+  for (const Kind kind : all_kinds) {
     const Schedule schedule = make_schedule(kind, 4, 8);
     const Problem p(schedule.placement.stages(), std::vector<std::int64_t>(8, 2), 1);
     CHECK_THROWS_WITH_AS(run_on_ranks<FailingStages>(schedule, p), doctest::Contains("a layer broke"),
@@ -405,7 +405,7 @@ TEST_CASE("streams are ordered: any timing of compute and transfers gives the sa
   const unsigned seed = std::random_device{}();
   CAPTURE(seed);
   std::mt19937 random(seed);
-  for (const Kind kind : {Kind::one_f_one_b, Kind::zb_v, Kind::dualpipe_v}) {
+  for (const Kind kind : all_kinds) {
     for (int repeat = 0; repeat < 8; ++repeat) {
       constexpr int ranks = 4;
       const int micro_batches = 8 + static_cast<int>(random() % 4);
