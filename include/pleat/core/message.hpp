@@ -6,7 +6,7 @@
 
 namespace pleat::inline v0 {
 
-/// What can be added to a pointer: std::integral without <concepts>, which would cost more than the mesh headers do.
+/// What can be added to a pointer: std::integral without `<concepts>`, which would cost more than the mesh headers do.
 template <class T>
 concept integer = requires(T value, const char* pointer) {
   pointer + value;

@@ -14,7 +14,7 @@ PLEAT_HD constexpr int cyclic(int rank, int distance, int size) {
 }
 
 /// Random-access iterator over any small value `Range` with `operator[](int)`; owns a copy of the range.
-/// Models std::random_access_iterator without <iterator>, which alone would cost more than the mesh.
+/// Models std::random_access_iterator without `<iterator>`, which alone would cost more than the mesh.
 template <class Range>
 class IndexIterator {
  public:
