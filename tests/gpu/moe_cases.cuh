@@ -41,7 +41,7 @@ Outcome check_layer(int ranks) {
                              {.hidden = 36, .inner = 20, .experts = 2 * ranks, .k = 2},
                              {.hidden = 72, .inner = 64, .experts = ranks * 3, .k = 3}};
   for (const Sizes& sizes : all_sizes) {
-    Problem<T> p(sizes, uneven_tokens(ranks), std::random_device{}());
+    Problem<T> p(sizes, uneven_tokens(ranks), draw_seed());
     mask(p, 5, 6);
     const Answer<double> expected = moe_testing::solve(p);
     std::optional<Answer<T>> first;
@@ -76,7 +76,7 @@ Outcome check_folded(Mesh mesh) {
   std::vector<Problem<T>> problems;
   std::vector<Answer<T>> answers;
   for (int group = 0; group < groups; ++group) {
-    problems.emplace_back(sizes, tokens, std::random_device{}());
+    problems.emplace_back(sizes, tokens, draw_seed());
     answers.push_back(poisoned(problems.back()));
     std::rotate(tokens.begin(), tokens.begin() + 1, tokens.end());
   }
@@ -110,8 +110,7 @@ Outcome check_folded(Mesh mesh) {
 template <class Backend, class T>
 Outcome check_bits(int ranks, int runs_per_budget) {
   using Buffer = typename Backend::Buffer;
-  Problem<T> p({.hidden = 136, .inner = 64, .experts = 8 * ranks, .k = 8}, uneven_tokens(ranks),
-               std::random_device{}());
+  Problem<T> p({.hidden = 136, .inner = 64, .experts = 8 * ranks, .k = 8}, uneven_tokens(ranks), draw_seed());
   std::optional<Answer<T>> first;
   Outcome outcome;
   for (const int max_ctas : {0, 1, 5, 40}) {
@@ -185,8 +184,7 @@ class WholeDeviceProduct {
 template <class Backend, class T>
 Outcome check_beside(int ranks, int runs) {
   using Buffer = typename Backend::Buffer;
-  const Problem<T> p({.hidden = 512, .inner = 128, .experts = 8 * ranks, .k = 8}, uneven_tokens(ranks),
-                     std::random_device{}());
+  const Problem<T> p({.hidden = 512, .inner = 128, .experts = 8 * ranks, .k = 8}, uneven_tokens(ranks), draw_seed());
   Outcome outcome;
   std::optional<Answer<T>> quiet;
   for (const Transport transport : {Transport::peer, Transport::collective}) {
@@ -241,6 +239,7 @@ Outcome check_errors(int ranks) {
       } catch (const shape_error& e) {
         text = e.what();
       }
+      share(GroupComm(world), all);
     });
     for (const std::string& text : all) {
       require(text == all[0], "ranks differ: '", text.c_str(), "' and '", all[0].c_str(), "'");
@@ -288,7 +287,7 @@ Outcome check_arena(int ranks) {
   std::vector<Answer<T>> answers;
   std::vector<std::int64_t> tokens = uneven_tokens(ranks);
   for (unsigned i = 0; i < 3; ++i) {
-    problems.emplace_back(sizes, tokens, std::random_device{}());
+    problems.emplace_back(sizes, tokens, draw_seed());
     mask(problems.back(), i, 5);
     answers.push_back(poisoned(problems.back()));
     std::rotate(tokens.begin(), tokens.begin() + 1, tokens.end());
@@ -325,6 +324,7 @@ Outcome check_arena(int ranks) {
         } catch (const shape_error& e) {
           texts[static_cast<std::size_t>(world.rank())] = e.what();
         }
+        share(GroupComm(world), texts);
       });
       for (const std::string& text : texts) {
         require(text == texts[0], "ranks differ: '", text.c_str(), "' and '", texts[0].c_str(), "'");
@@ -355,8 +355,7 @@ Outcome check_graph(int ranks, bool has_arena) {
   std::vector<Problem<T>> problems;
   std::vector<Answer<T>> answers;
   for (unsigned i = 0; i < 6; ++i) {
-    problems.emplace_back(sizes, std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 64),
-                          std::random_device{}());
+    problems.emplace_back(sizes, std::vector<std::int64_t>(static_cast<std::size_t>(ranks), 64), draw_seed());
     mask(problems.back(), i, i == 3 ? 1 : i + 2);
     answers.push_back(poisoned(problems.back()));
   }
@@ -411,7 +410,7 @@ bool fails(const char* backend, const char* what, int ranks, const Check& check)
     failure = e.what();
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  std::printf("%-6s  %-20s  %-18s  %2d ranks  %3d cases  worst %.1e  %5.1f s\n", failure.empty() ? "ok" : "FAILED",
+  std::printf("- %-6s  %-20s  %-18s  %2d ranks  %3d cases  worst %.1e  %5.1f s\n", failure.empty() ? "ok" : "FAILED",
               backend, what, ranks, outcome.cases, outcome.worst, took.count());
   if (!failure.empty()) std::printf("        %s\n", failure.c_str());
   std::fflush(stdout);

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <optional>
 #include <random>
+#include <string>
+#include <vector>
 
 #include <pleat/cuda/buffer.hpp>
 #include <pleat/moe/cuda/leaf.cuh>
@@ -47,6 +50,25 @@ Answer<T> poisoned(const Problem<T>& p) {
   fill(a.dup, matrix);
   fill(a.ddown, matrix);
   return a;
+}
+
+/// What a problem is drawn from: ranks in processes of their own draw the same, from PLEAT_TEST_SEED.
+inline unsigned draw_seed() {
+  static std::mt19937 random([] {
+    const char* const given = std::getenv("PLEAT_TEST_SEED");
+    return given != nullptr ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
+  }());
+  return static_cast<unsigned>(random());
+}
+
+/// What each rank has of `parts`, [ranks], where ranks are processes that know their own alone.
+template <class Comm>
+void share(const GroupComm<Comm>& group, std::vector<std::string>& parts) {
+  if constexpr (requires(Comm & comm) { comm.job().meet(comm.world_ranks(), std::uint64_t{}, std::string{}); }) {
+    if (std::getenv("RANK") == nullptr || group.comm() == nullptr) return;
+    constexpr auto tag = std::remove_cvref_t<decltype(group.comm()->job())>::first_tag + 77;
+    parts = group.comm()->job().meet(group.comm()->world_ranks(), tag, parts[static_cast<std::size_t>(group.rank())]);
+  }
 }
 
 /// The layer bound on one rank, with its part of a problem in device memory.
@@ -134,7 +156,7 @@ class LayerRank {
   }
 
   void wait() { ep_.wait(stream_.get()); }
-  /// Copies this rank's results to their places; the rank has waited.
+  /// Copies the results to their places, of this rank or, where ranks are processes, of all; the rank has waited.
   void download(Answer<T>& all) {
     fetch(y_, all.y, first_ * sizes_.hidden, tokens_ * sizes_.hidden);
     fetch(dx_, all.dx, first_ * sizes_.hidden, tokens_ * sizes_.hidden);
@@ -142,6 +164,21 @@ class LayerRank {
     fetch(dgate_, all.dgate, first_matrix_, matrix_elems_);
     fetch(dup_, all.dup, first_matrix_, matrix_elems_);
     fetch(ddown_, all.ddown, first_matrix_, matrix_elems_);
+    std::vector<std::string> parts(static_cast<std::size_t>(ep_.size()));
+    std::string& mine = parts[static_cast<std::size_t>(ep_.rank())];
+    each_array(all, [&](auto& values) {
+      mine.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
+    });
+    share(ep_, parts);
+    for (const std::string& part : parts) {
+      const char* from = part.data();
+      each_array(all, [&](auto& values) {
+        for (std::size_t i = 0; i < values.size() && !part.empty(); ++i, from += sizeof(values[0])) {
+          const bool is_there = std::any_of(from, from + sizeof(values[0]), [](char c) { return c != '\xff'; });
+          if (is_there) std::memcpy(&values[i], from, sizeof(values[0]));
+        }
+      });
+    }
   }
   moe::DispatchStatus check() { return layer_.check(streams()); }
   cudaStream_t stream() const { return stream_.get(); }
@@ -153,6 +190,10 @@ class LayerRank {
   }
 
  private:
+  template <class F>
+  static void each_array(Answer<T>& all, const F& f) {
+    f(all.y), f(all.dx), f(all.dlogits), f(all.dgate), f(all.dup), f(all.ddown);
+  }
   Streams<cudaStream_t> streams() const { return {stream_.get(), side_.get()}; }
   std::optional<moe::LayerArena> make_rows() const {
     if (!plan_.dispatch.has_arena()) return {};
