@@ -59,6 +59,7 @@ struct Arrivals {
   int heads_per_word = 1;      // key-value heads
   std::uint64_t at_least = 0;  // `ends_wait(word, at_least)` says that the rows are there
 
+  /// The word that says when a block's rows of these heads are there; null where they are.
   PLEAT_HD const std::uint64_t* word(int block, int kv_head) const {
     return words[block] == nullptr ? nullptr : words[block] + kv_head / heads_per_word * word_stride;
   }

@@ -26,6 +26,7 @@ struct Plan {
   Shape shape;
   std::vector<TokenSpans> from, to;  // of each rank
 
+  /// Ranks that hold parts of the sequence.
   int ranks() const { return static_cast<int>(from.size()); }
   /// The tokens that `sender` holds before and `receiver` after, as rows of both, ascending.
   struct Moves {

@@ -13,6 +13,7 @@ class Runs {
   Runs() = default;
   explicit Runs(TokenSpan rows) { insert(rows); }
 
+  /// Adds rows that may be in the set.
   void insert(TokenSpan rows) {
     if (rows.empty()) return;
     auto first = runs_.begin();
@@ -25,6 +26,7 @@ class Runs {
   auto begin() const { return runs_.begin(); }
   auto end() const { return runs_.end(); }
   bool empty() const { return runs_.empty(); }
+  /// Runs, and rows of all of them.
   std::size_t count() const { return runs_.size(); }
   std::int64_t rows() const {
     std::int64_t sum = 0;

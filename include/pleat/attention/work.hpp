@@ -24,6 +24,7 @@ struct Rectangle {
   std::int64_t k1 = 0;
   std::int64_t causal_offset = full;
 
+  /// Whether every query sees every key.
   PLEAT_HD constexpr bool is_full() const { return causal_offset == full; }
   /// Query `q` sees the keys [k0, keys_end(q)).
   PLEAT_HD constexpr std::int64_t keys_end(std::int64_t q) const {

@@ -19,6 +19,7 @@ struct TokenSpan {
   friend constexpr bool operator==(const TokenSpan&, const TokenSpan&) = default;
 };
 
+/// The tokens of both; empty, at the later begin, when there are none.
 constexpr TokenSpan intersection(TokenSpan a, TokenSpan b) {
   const std::int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};

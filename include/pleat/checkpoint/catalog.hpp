@@ -35,6 +35,7 @@ struct Catalog {
   std::map<std::string, std::int64_t> values;
   Links links = Links::refuse;
 
+  /// Where file number `file` lies.
   std::string path(int file) const { return path_in(folder, files[static_cast<std::size_t>(file)].name); }
 };
 

@@ -24,6 +24,7 @@ namespace pleat::inline v0::checkpoint {
 /// Whether a link at the end of a path is followed: not where every file was written by this library.
 enum class Links : unsigned char { refuse, follow };
 
+/// Errors: checkpoint_error K07, always, with the text of `errno`.
 [[noreturn]] inline void fail_system(const char* call, const std::string& path) {
   fail<checkpoint_error>("pleat[K07]: ", call, " of ", path, " failed: ", std::strerror(errno));
 }
@@ -47,6 +48,7 @@ inline std::string path_in(const std::string& folder, std::string_view name) {
 /// An open file, owned. Errors of all calls: checkpoint_error K07, with the system's text.
 class File {
  public:
+  /// Opens to read; makes or empties a file to write; opens a folder, to sync it.
   static File read(const std::string& path, Links links = Links::refuse) {
     return File("open", path, O_RDONLY | (links == Links::refuse ? O_NOFOLLOW : 0));
   }
@@ -125,6 +127,7 @@ inline std::string read_text(const std::string& path, Links links, std::uint64_t
   return text;
 }
 
+/// Replaces what is at `to`, at once. Errors: checkpoint_error K07.
 inline void rename(const std::string& from, const std::string& to) {
   if (std::rename(from.c_str(), to.c_str()) != 0) fail_system("rename", from);
 }
@@ -140,6 +143,7 @@ inline void write_whole(const std::string& folder, const std::string& name, std:
   File::folder(folder).sync();
 }
 
+/// Whether something has this name, a link that leads nowhere too.
 inline bool exists(const std::string& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0;

@@ -13,9 +13,11 @@
 
 namespace pleat::inline v0::checkpoint {
 
+/// What names of folders have that are no checkpoints yet, or no longer.
 inline constexpr const char* unfinished_mark = ".unfinished-";
 inline constexpr const char* removed_mark = ".removed";
 
+/// The folder of a step's checkpoint.
 inline std::string step_folder(const std::string& root, std::int64_t step) {
   char name[40];
   std::snprintf(name, sizeof name, "/step-%09lld", static_cast<long long>(step));

@@ -11,6 +11,7 @@
 
 namespace pleat::inline v0::checkpoint {
 
+/// The index's file name, the format that it names, and what it may have at most.
 inline constexpr const char* index_name = "index.json";
 inline constexpr const char* index_format = "pleat-checkpoint-1";
 inline constexpr std::uint64_t max_index_bytes = std::uint64_t{1} << 32;

@@ -18,6 +18,7 @@
 
 namespace pleat::inline v0::checkpoint {
 
+/// What a caller may allow or leave out when loading.
 struct LoadOptions {
   /// The name in the catalog of a tensor of the model; empty for the same.
   std::function<std::string(const std::string&)> name_in_file = {};

@@ -45,6 +45,7 @@ struct Model {
                                    {"muon.momentum", fsdp::Optimizer::muon}};
 };
 
+/// A parameter's name in a checkpoint, and that of one expert's tensor of it; `global_expert` counts over all ep ranks.
 inline std::string parameter_name(const Unit& unit, int param) {
   return unit.name + '.' + unit.layout.place(param).spec.name;
 }

@@ -35,6 +35,7 @@ constexpr const char* safetensors_name(DType dtype) {
   }
   return "?";
 }
+/// Every dtype that pleat has.
 inline constexpr DType all_dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16,
                                        DType::i64, DType::i32, DType::u8};
 
@@ -59,6 +60,7 @@ struct TensorEntry {
 };
 using TensorEntries = std::map<std::string, TensorEntry>;
 
+/// What the header of a file says.
 struct SafetensorsHeader {
   /// Where the data begins in the file.
   std::uint64_t data_begin = 0;

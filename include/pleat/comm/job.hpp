@@ -64,6 +64,7 @@ class Job {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
+  /// How long it waits; whether others are heard of at all; whether the job has failed.
   Duration deadline() const noexcept { return deadline_; }
   bool has_link() const noexcept { return link_ != nullptr; }
   bool has_failed() const noexcept { return failure_.size() != 0; }

@@ -21,6 +21,7 @@ class MeshComms {
     for (const PlannedCommunicator& planned : plan_) comms_.push_back(world.split(planned.color, planned.key));
   }
 
+  /// The mesh that the communicators were made for.
   const Mesh& mesh() const { return mesh_; }
   /// All ranks of the job.
   GroupComm<Comm> world() const { return GroupComm<Comm>(*world_); }

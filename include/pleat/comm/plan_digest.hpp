@@ -19,16 +19,19 @@ namespace pleat::inline v0 {
 /// of a plan is too long to be compared number by number.
 class PlanHash {
  public:
+  /// One more number.
   constexpr PlanHash& add(std::int64_t number) {
     hash_ = (hash_ ^ static_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15u;
     hash_ ^= hash_ >> 32;
     return *this;
   }
+  /// A list of numbers and its length.
   template <class Numbers>
   constexpr PlanHash& add_all(const Numbers& numbers) {
     for (const auto& number : numbers) add(static_cast<std::int64_t>(number));
     return add(static_cast<std::int64_t>(std::size(numbers)));
   }
+  /// The hash so far.
   constexpr std::int64_t value() const { return static_cast<std::int64_t>(hash_); }
 
  private:
@@ -57,6 +60,7 @@ class PlanField {
         append_([](Message& message, std::int64_t bits) { message.append(std::bit_cast<double>(bits)); }) {}
   constexpr PlanField(const char* name, const PlanHash& hash) : PlanField(name, hash.value()) {}
 
+  /// The value, as ranks compare it.
   constexpr std::int64_t bits() const { return bits_; }
   /// "name=value" for the value that a rank has here.
   void append_to(Message& message, std::int64_t bits) const { append_(message.append(name_).append('='), bits); }

@@ -15,6 +15,7 @@
 
 namespace pleat::inline v0 {
 
+/// Options of `run_ranks`.
 struct RunOptions {
   /// How long a rank waits for a peer before the run fails (C04).
   std::chrono::milliseconds deadline = std::chrono::seconds(120);

@@ -42,6 +42,7 @@
 namespace pleat::inline v0 {
 
 namespace signal_value {
+/// What a flag holds once an await has taken its signal, and when a failure sets free who waits.
 inline constexpr std::uint64_t taken = 0;
 inline constexpr std::uint64_t released = std::uint64_t{1} << 62;  // above every count
 }  // namespace signal_value
@@ -70,6 +71,7 @@ struct SignalWait {
 /// The receiver's side of one flag.
 class SignalWaiter {
  public:
+  /// What the next await does; `is_captured`: it is put in a graph, which runs it any number of times.
   constexpr SignalWait next(bool is_captured) {
     holds_credit_ = holds_credit_ || is_captured;
     if (holds_credit_) return {count_ + 1, true};
@@ -89,6 +91,7 @@ class SignalWaiter {
 struct FlagLayout {
   int sources;
 
+  /// Words and bytes of so many channels; the word of a source on a channel.
   constexpr std::size_t words(int channels) const {
     return static_cast<std::size_t>(channels) * static_cast<std::size_t>(sources);
   }

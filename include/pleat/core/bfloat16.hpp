@@ -21,6 +21,7 @@ struct bfloat16 {
     return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
   }
 
+  /// The number with this bit pattern.
   static PLEAT_HD constexpr bfloat16 from_bits(std::uint16_t bits) noexcept {
     bfloat16 value;
     value.bits = bits;

@@ -34,10 +34,12 @@ class Carver {
     }
   }
 
+  /// The next array of the block, aligned. Errors: shape_error T02 when the block ends before.
   template <class T>
   constexpr T* take(std::size_t elems) {
     return reinterpret_cast<T*>(take_bytes(elems * sizeof(T)));
   }
+  /// The same in bytes.
   constexpr std::byte* take_bytes(std::size_t bytes) {
     const std::size_t at = used_bytes_;
     used_bytes_ += (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
@@ -48,6 +50,7 @@ class Carver {
     }
     return block_.data + at;
   }
+  /// Bytes handed out so far, alignment included: of a walk that measures, the footprint.
   constexpr std::size_t used_bytes() const { return used_bytes_; }
 
  private:

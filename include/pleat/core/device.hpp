@@ -10,8 +10,10 @@ struct host_device {};
 /// CUDA memory and the caller's streams.
 struct cuda_device {};
 
+/// Where memory lies, as a value; `device_kind` says it of a device's type.
 enum class DeviceKind : unsigned char { host, cuda };
 
+/// A device as a value: its kind, and which one of them. The host has no number.
 struct Device {
   DeviceKind kind = DeviceKind::host;
   int index = 0;
@@ -25,6 +27,7 @@ constexpr void append_to(Message& message, const Device& device) {
   }
 }
 
+/// The kind of memory that a device's type works on.
 template <class DeviceType>
 inline constexpr DeviceKind device_kind = DeviceKind::cuda;
 template <>

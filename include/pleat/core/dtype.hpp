@@ -11,6 +11,7 @@
 
 namespace pleat::inline v0 {
 
+/// The element types of tensors and messages.
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
 
 constexpr const char* name_of(DType dtype) {
@@ -36,6 +37,7 @@ constexpr void append_to(Message& message, DType dtype) {
   message.append(name_of(dtype));
 }
 
+/// Bytes of one element.
 PLEAT_HD constexpr std::size_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -74,11 +76,13 @@ template <>
 struct DTypeOf<std::byte> : std::integral_constant<DType, DType::u8> {};
 }  // namespace detail
 
+/// A type with a dtype.
 template <class T>
 concept element = requires {
   detail::DTypeOf<std::remove_cv_t<T>>::value;
 };
 
+/// The dtype of an element type, const or not.
 template <element T>
 inline constexpr DType dtype_of = detail::DTypeOf<std::remove_cv_t<T>>::value;
 
@@ -89,8 +93,10 @@ PLEAT_HD constexpr DType accumulator(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
+/// Types that `dispatch_dtype` chooses from.
 template <class... Ts>
 struct TypeList {};
+/// The types that parameters may have.
 using FloatTypes = TypeList<double, float, bfloat16>;
 /// The types an accumulator can have.
 using AccumulatorTypes = TypeList<double, float>;

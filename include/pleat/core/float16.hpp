@@ -25,6 +25,7 @@ struct float16 {
     return sign != 0 ? -magnitude : magnitude;
   }
 
+  /// The number with this bit pattern.
   static PLEAT_HD constexpr float16 from_bits(std::uint16_t bits) noexcept {
     float16 value;
     value.bits = bits;

@@ -98,6 +98,7 @@ class Message {
 };
 
 // Most parts of an error text; as functions of their own they spare an instantiation for every length of a literal.
+/// Appends one part of a text.
 constexpr void append_part(Message& message, const char* text) {
   message.append(text);
 }

@@ -16,6 +16,7 @@ namespace pleat::inline v0 {
 struct DeviceTimeout {
   int rank, peer, slot;
 
+  /// To the word, and back.
   PLEAT_HD constexpr std::uint64_t packed() const {
     return set_bit | static_cast<std::uint64_t>(rank) << 44 | static_cast<std::uint64_t>(peer) << 24 |
            static_cast<std::uint64_t>(slot);

@@ -97,6 +97,7 @@ PLEAT_KERNEL void __launch_bounds__(store_threads)
 class MappedStores {
  public:
   static constexpr bool exist = true;
+  /// Signal channels that it takes.
   static constexpr int channels(int ctas) { return 2 * ctas; }
   static std::size_t persistent_bytes(int ranks, int ctas) {
     Carver memory;

@@ -43,6 +43,7 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
 class MappedSums {
  public:
   static constexpr bool exist = true;
+  /// Signal channels that it takes; bytes that it keeps.
   static constexpr int channels = 1;
   static std::size_t persistent_bytes(int ranks, int ctas) {
     Carver memory;

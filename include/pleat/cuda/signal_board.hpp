@@ -41,6 +41,7 @@ class SignalBoard {
   SignalBoard(const SignalBoard&) = delete;
   SignalBoard& operator=(const SignalBoard&) = delete;
 
+  /// The driver's calls; this rank; where flags lie; a flag in device memory; the receiver's side of it.
   const CudaDriver& driver() const { return driver_; }
   int rank() const { return rank_; }
   FlagLayout layout() const { return {static_cast<int>(world_ranks_.size())}; }

@@ -20,6 +20,7 @@ static_assert(communicator<CudaThreadComm>);
 static_assert(peer_access<CudaThreadPeers>);
 static_assert(symmetric_arena<CudaThreadArena>);
 
+/// Options of `run_cuda_ranks`.
 struct CudaRunOptions {
   /// As RunOptions.
   std::chrono::milliseconds deadline = RunOptions{}.deadline;

@@ -12,6 +12,7 @@
 
 namespace pleat::inline v0::estimate {
 
+/// What is to be trained, on how many GPUs of what size, and how.
 struct Job {
   Model model;
   int world = 1;

@@ -30,6 +30,7 @@ struct LayerPlans {
   std::int64_t tokens() const { return ring.shape.batch * ring.max_local_tokens(); }
 };
 
+/// The plans that a trainer of the job would bind on the mesh: of attention, of a layer of experts.
 inline ring::Plan plan_ring(const Job& job, const RuntimeMesh& mesh) {
   const Model& m = job.model;
   return ring::plan(mesh.cp,

@@ -24,6 +24,7 @@ struct MeshPlans {
   MeshPlans(const MeshPlans&) = delete;
   MeshPlans& operator=(const MeshPlans&) = delete;
 
+  /// The layers of a pipeline rank, chunk by chunk.
   std::vector<Chunk> chunks(int rank) const {
     std::vector<Chunk> held;
     for (int c = 0; c < placement.chunks_per_rank; ++c) {

@@ -39,6 +39,8 @@ struct Model {
   /// Whether the load-balance loss counts each sequence alone, or the global batch.
   bool balances_sequences = false;
 
+  /// Whether keys and values come from a latent; numbers per token of queries, keys, values, and of what is attended
+  /// to.
   bool has_latent() const { return latent > 0; }
   std::int64_t queries() const { return std::int64_t{heads} * qk_dim; }
   std::int64_t keys() const { return std::int64_t{kv_heads} * qk_dim; }
@@ -138,6 +140,7 @@ struct Chunk {
   bool has_head = false;
   friend bool operator==(const Chunk&, const Chunk&) = default;
 
+  /// Layers of the chunk.
   int layers() const { return dense_layers + moe_layers; }
 };
 /// Layers [first, first + count) of the model, as a chunk.

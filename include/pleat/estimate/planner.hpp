@@ -34,9 +34,11 @@ struct Memory {
 
   double& operator[](Part part) { return bytes[static_cast<std::size_t>(part)]; }
   double operator[](Part part) const { return bytes[static_cast<std::size_t>(part)]; }
+  /// Bytes of all parts.
   double total() const { return std::accumulate(bytes.begin(), bytes.end(), 0.0); }
 };
 
+/// Whether a job fits a GPU's memory; tight: by less than estimates are exact.
 enum class Verdict : unsigned char { fits, tight, too_large };
 constexpr const char* name_of(Verdict verdict) {
   return verdict == Verdict::fits ? "fits" : verdict == Verdict::tight ? "tight" : "does not fit";
@@ -44,6 +46,7 @@ constexpr const char* name_of(Verdict verdict) {
 /// Above this share of a GPU's memory what fits is tight: estimates are meant to hold within 5 %.
 inline constexpr double tight_share = 0.95;
 
+/// What a job takes on a mesh.
 struct Estimate {
   RuntimeMesh mesh = {};
   std::int64_t micro_batches = 0;
@@ -54,6 +57,7 @@ struct Estimate {
   StepTime time = {};
   Verdict verdict = Verdict::fits;
 
+  /// A rank of the world that takes most memory.
   int worst_rank() const { return worst_stage * mesh.stage_size; }
 };
 
@@ -91,6 +95,7 @@ class Planner {
     return made;
   }
 
+  /// What is planned for, and the schedules that were made for it.
   const Job& job() const { return job_; }
   const Schedules& schedules() const { return schedules_; }
 

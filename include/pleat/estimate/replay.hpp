@@ -110,6 +110,7 @@ class GatherReplay {
     }
   }
 
+  /// Gathers of each unit [unit], for units used in the order `uses`.
   std::vector<std::int64_t> run(std::span<const int> uses) {
     find_next_uses(uses);
     for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -186,6 +187,7 @@ class GatherReplay {
 /// Schedules by kind, ranks and micro-batches, each made once.
 class Schedules {
  public:
+  /// The schedule, made when it is first asked for.
   const pipeline::Schedule& get(pipeline::Kind kind, int ranks, int micro_batches) {
     const auto key = std::tuple{kind, ranks, micro_batches};
     const auto found = made_.find(key);

@@ -45,6 +45,7 @@ class UseOrder {
   std::size_t next_ = 0;
 };
 
+/// What Sharder's calls `begin`, `acquire`, `release`, `weights_changed`, `fork` and `join` do about units of weights.
 template <executor Executor>
 class Gatherer {
  public:
@@ -67,6 +68,7 @@ class Gatherer {
     order_.begin(order);
   }
 
+  /// See Sharder::acquire.
   UnitView acquire(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     if (!order_.advance(unit)) fail_order(unit);
@@ -90,6 +92,7 @@ class Gatherer {
     return state_->view(unit, bytes_of(*slot), state_->plan.compute);
   }
 
+  /// See Sharder::release.
   void release(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     if (holds(unit) == 0) {
@@ -129,6 +132,7 @@ class Gatherer {
     }
   }
 
+  /// The order of uses that is left; gathers so far.
   const UseOrder& order() const { return order_; }
   std::int64_t gathers() const { return gathers_; }
 

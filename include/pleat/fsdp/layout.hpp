@@ -26,6 +26,8 @@ struct Granule {
   std::int64_t block_rows = 1;
   bool or_rows = false;
 
+  /// A boundary may be anywhere; between rows; between blocks of `k` rows; between matrices; around the parameter
+  /// alone. `or_else_rows`: between rows where that is more than an equal share.
   static constexpr Granule element() { return {}; }
   static constexpr Granule row() { return {Kind::rows}; }
   static constexpr Granule rows(std::int64_t k) { return {Kind::rows, k}; }
@@ -57,6 +59,7 @@ struct ParamSpec {
   int copies = 1;
 };
 
+/// How a unit is laid out; the same on every rank.
 struct LayoutOptions {
   /// Experts of this rank, each with parameters of the given shapes: the unit holds everything of expert 0, then
   /// everything of expert 1. 0 for a unit without experts.
@@ -103,6 +106,8 @@ struct UnitLayout {
   std::int64_t expert_stride = 0;  // elements from an expert's parameters to the next expert's
   std::vector<std::int64_t> boundaries;
 
+  /// Elements of the unit's buffer, padding included; ranks that share it; where a rank's shard begins, how long it is,
+  /// and how long the longest.
   constexpr std::int64_t total_elems() const { return boundaries.back(); }
   constexpr int shard_count() const { return static_cast<int>(boundaries.size()) - 1; }
   constexpr std::int64_t shard_begin(int rank) const { return boundaries[static_cast<std::size_t>(rank)]; }
@@ -227,6 +232,7 @@ constexpr std::int64_t max_state_elems(const UnitLayout& unit, Optimizer optimiz
   return most;
 }
 
+/// The product of the extents.
 constexpr std::int64_t elems_of(std::span<const std::int64_t> shape) {
   std::int64_t product = 1;
   for (const std::int64_t extent : shape) product *= extent;

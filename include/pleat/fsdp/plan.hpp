@@ -44,6 +44,7 @@ constexpr GroupSizes group_sizes(const Mesh& mesh) {
   return {shard_group_shape(mesh, Param::dense).size(), shard_group_shape(mesh, Param::expert).size(), mesh.replicas};
 }
 
+/// What a caller may choose of sharded parameters; all ranks choose alike.
 struct Options {
   /// What is gathered, and what the units' views are of. Masters and gradient shards are accumulator(compute).
   DType compute = DType::f32;
@@ -107,10 +108,12 @@ struct Plan {
   bool check_order = false;
   std::array<KindPlan, 2> per_kind;
 
+  /// The part of dense units, or of experts'.
   const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
   /// Whether units of the kind move through windows: a rank alone has no peer.
   bool uses_peers(Param kind) const { return transport == Transport::peer && of(kind).ranks > 1; }
 
+  /// Cuts the buffers for whole units of a kind, and a rank's shard of a unit, out of memory.
   UnitBuffers carve_units(Carver& memory, Param kind) const {
     UnitBuffers buffers;
     const auto elems = static_cast<std::size_t>(of(kind).unit_elems);

@@ -84,6 +84,7 @@ class GradientView {
   stream_type stream_;
 };
 
+/// What Sharder's calls `gradient`, `reduce`, `finish_gradients`, `discard_gradients`, `fork` and `join` do.
 template <executor Executor, communicator Comm>
 class Reducer {
  public:
@@ -109,6 +110,7 @@ class Reducer {
     terms_.resize(static_cast<std::size_t>(std::max(state.plan.sizes.dense, state.plan.sizes.expert)));
   }
 
+  /// See Sharder::gradient.
   GradientView<Executor> gradient(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     std::byte* const base = state_->layout(unit).trains() ? opened(unit, streams.compute) : nullptr;

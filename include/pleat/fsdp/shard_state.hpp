@@ -38,6 +38,8 @@ struct ShardState {
   std::vector<std::vector<UpdatePiece>> update_pieces;
   std::byte* workspace = nullptr;
 
+  /// Of a unit: its layout, its kind, how units of its kind travel, this rank's shard, what of it that is, its
+  /// parameters in a buffer, its name. A number that there is not is for `check_unit` to find.
   const UnitLayout& layout(int unit) const { return plan.layouts[static_cast<std::size_t>(unit)]; }
   Param kind(int unit) const { return plan.kinds[static_cast<std::size_t>(unit)]; }
   UnitTransport<Executor>& transport(Param kind) const { return *transports[static_cast<std::size_t>(kind)]; }
@@ -50,6 +52,7 @@ struct ShardState {
 
   Device device() const { return executor.device(); }
 
+  /// Errors: shape_error F17, always.
   [[noreturn]] static void fail_fork() {
     fail<shape_error>(
         "pleat[F17]: fork while a gather or a sum is under way, or gradients are written; reduce them and "

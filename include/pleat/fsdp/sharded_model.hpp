@@ -18,6 +18,7 @@ bool is_reachable(const Arena& arena, const Groups<Comm>& groups) {
   return arena.reachable(groups.dense.gather.ranks()) && arena.reachable(groups.expert.gather.ranks());
 }
 
+/// What a caller may choose of a ShardedModel; all ranks choose alike.
 struct ModelOptions {
   DType compute = DType::bf16;
   std::optional<DType> gradient = {};
@@ -120,6 +121,7 @@ class ShardedModel {
     world_->wait(streams_.compute);
   }
 
+  /// The operation that it owns, for what the calls above do not do: other orders of uses, exports.
   sharder_type& sharder() { return op_; }
   const Plan& plan() const { return op_.plan(); }
 

@@ -27,7 +27,9 @@ struct Groups {
   Lanes expert = Lanes();
   GroupComm<Comm> replica = GroupComm<Comm>();
 
+  /// The groups of dense units, or of experts'.
   const Lanes& of(Param kind) const { return kind == Param::dense ? dense : expert; }
+  /// What `plan` needs to know of the groups.
   GroupSizes sizes() const { return {dense.gather.size(), expert.gather.size(), replica.size()}; }
 };
 

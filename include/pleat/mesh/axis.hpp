@@ -57,12 +57,15 @@ class AxisSet {
   PLEAT_HD constexpr AxisSet(Axis a) { add(a); }
   PLEAT_HD constexpr AxisSet(Axis a, Axis b) : AxisSet(a) { add(b); }
   PLEAT_HD constexpr AxisSet(Axis a, Axis b, Axis c) : AxisSet(a, b) { add(c); }
+  /// One more axis. Errors: M05 when it is there.
   PLEAT_HD constexpr AxisSet& add(Axis axis) {
     if (contains(axis)) detail::M05_axis_is_named_twice(axis);
     bits_ |= bit(axis);
     return *this;
   }
+  /// Whether the axis is one of them.
   PLEAT_HD constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
+  /// All axes of a view.
   PLEAT_HD static constexpr AxisSet view_axes(View view) {
     return view == View::attention ? AxisSet(Axis::pp, Axis::dp, Axis::cp)
                                    : AxisSet(Axis::pp, Axis::expert_dp, Axis::ep);

@@ -15,6 +15,7 @@ enum class Lane : unsigned char { main, gather, reduce, overlap };
 /// data is read, not sent, along dp.
 enum class GroupUse : unsigned char { pp, cp, stage, ep, expert_dp, dense_shard, expert_shard, replica };
 
+/// How many lanes there are, and uses of groups.
 inline constexpr int lane_count = 4;
 inline constexpr int group_use_count = 8;
 
@@ -107,6 +108,7 @@ class LaneSet {
   requires requires(const Lanes& lanes) { static_cast<const Lane*>(lanes.data() + lanes.size()); }
   constexpr LaneSet(const Lanes& lanes) : LaneSet(lanes.data(), lanes.data() + lanes.size()) {}
 
+  /// Whether the lane is one of them.
   constexpr bool contains(Lane lane) const { return (bits_ >> static_cast<unsigned>(lane) & 1U) != 0; }
 
  private:
@@ -125,6 +127,7 @@ struct PlannedCommunicator {
   int color = 0;      ///< the number of the group among those of its shape
   int key = 0;        ///< the place of the rank in its group
 
+  /// Whether the communicator is the group of this use.
   constexpr bool serves(GroupUse use) const { return (uses >> static_cast<unsigned>(use) & 1U) != 0; }
 };
 

@@ -23,6 +23,7 @@ struct Factorization {
     for (const Factor& factor : factors) product *= factor.extent;
     return product;
   }
+  /// Whether an axis has this name.
   PLEAT_HD constexpr bool contains(Name name) const {
     for (const Factor& factor : factors) {
       if (factor.name == name) return true;
@@ -40,6 +41,7 @@ struct Factorization {
   }
 };
 
+/// Whether both count the same ranks with the same outermost axis.
 template <class Name, int N, int M>
 PLEAT_HD constexpr bool share_outer_axis(const Factorization<Name, N>& a, const Factorization<Name, M>& b) {
   return a.factors[0].name == b.factors[0].name && a.factors[0].extent == b.factors[0].extent && a.size() == b.size();

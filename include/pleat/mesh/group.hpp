@@ -116,6 +116,7 @@ struct GroupShape {
     return number % stride + number / stride % gaps * block + number / (stride * gaps) * span();
   }
 
+  /// The group of this shape that `rank` is in.
   PLEAT_HD constexpr Group of(int rank) const;
   friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
 };

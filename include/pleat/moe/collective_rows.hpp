@@ -43,16 +43,20 @@ class CollectiveRows {
     return {.base = tables_.outgoing, .first = first, .format = plan_.format(kind)};
   }
 
+  /// As PeerRows; collectives move all rows when they are received, and hold nothing that is to be released.
   void copy_all(RowKind, const void*, std::int64_t, stream_type) {}  // plans with collectives do not
   void send_headers(stream_type) {}
   void send(RowKind, stream_type) {}
+  /// As PeerRows: headers and rows come together.
   RowTable receive_headers(DispatchSaved& saved, stream_type s) {
     exchange_counts(saved, s);
     return exchange_rows(RowKind::token, saved, s);
   }
+  /// As PeerRows.
   RowTable receive(RowKind kind, DispatchSaved& saved, stream_type s) {
     return kind == RowKind::token ? incoming(kind, saved) : exchange_rows(kind, saved, s);
   }
+  /// As PeerRows: nothing is held.
   void release(RowKind, stream_type) {}
 
  private:

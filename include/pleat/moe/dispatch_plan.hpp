@@ -14,6 +14,7 @@
 
 namespace pleat::inline v0::moe {
 
+/// Sizes of dispatch and combine, the same on every rank.
 struct DispatchShape {
   /// Most tokens of one rank in one call.
   std::int64_t max_tokens = 0;
@@ -35,6 +36,7 @@ constexpr const char* name_of(Overflow overflow) {
   return overflow == Overflow::worst_case ? "worst_case" : overflow == Overflow::error ? "error" : "drop_lowest";
 }
 
+/// What a caller may choose of dispatch; all ranks choose alike.
 struct DispatchOptions {
   Transport transport = Transport::collective;
   /// An expert's rows start at multiples of this; rows between are zero. The kernels of the library take any.
@@ -53,6 +55,7 @@ struct DispatchOptions {
   friend constexpr bool operator==(const DispatchOptions&, const DispatchOptions&) = default;
 };
 
+/// Made by `plan`; read its members freely.
 struct DispatchPlan {
   DispatchShape shape;
   DispatchOptions options;
@@ -65,6 +68,7 @@ struct DispatchPlan {
   }
 
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  /// Experts of each rank.
   PLEAT_HD constexpr int experts_local() const { return shape.experts / ranks; }
   /// Whether every token's row goes to every rank, and its slot there is the token.
   PLEAT_HD constexpr bool sends_all() const { return options.send_by == SendBy::copies; }
@@ -96,6 +100,7 @@ struct DispatchPlan {
     return (shape.max_tokens + tokens_per_block - 1) / tokens_per_block;
   }
 
+  /// How rows of a kind lie when they travel.
   PLEAT_HD constexpr RowFormat format(RowKind kind) const {
     const std::size_t acc_bytes = size_bytes(accumulator()) * static_cast<std::size_t>(shape.k);
     const std::size_t header = kind == RowKind::token            ? ids_offset_bytes() + 4 * std::size_t(shape.k) + 4

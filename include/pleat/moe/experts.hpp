@@ -35,6 +35,7 @@ struct ExpertMatrices {
   TensorRef down;
 };
 
+/// Sizes of the experts of one rank.
 struct ExpertShape {
   int experts_local = 0;
   std::int64_t hidden = 0;
@@ -50,6 +51,7 @@ inline void append_to(Message& message, const ExpertShape& shape) {
                             " capacity_rows=", shape.capacity_rows, " dtype=", shape.dtype));
 }
 
+/// What a caller may choose of the experts' products.
 struct ExpertOptions {
   /// How many CTAs of a grouped product may run at once where the kernel is the tensor cores' own (Hopper, bf16), so
   /// that other kernels find multiprocessors: two at least; 0: as many as fit. The bits do not depend on it.
@@ -65,11 +67,13 @@ struct ExpertRecord {
   std::byte* act;  // with in_place
 };
 
+/// Made by `plan_experts`; read its members freely.
 struct ExpertPlan {
   ExpertShape shape;
   ExpertOptions options;
 
   PLEAT_HD constexpr DType accumulator() const { return pleat::accumulator(shape.dtype); }
+  /// Rows of all experts [capacity_rows, inner], cut out of memory.
   std::byte* take_inner_rows(Carver& memory) const {
     return memory.take_bytes(static_cast<std::size_t>(shape.capacity_rows * shape.inner) * size_bytes(shape.dtype));
   }

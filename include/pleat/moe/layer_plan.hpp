@@ -7,6 +7,7 @@
 
 namespace pleat::inline v0::moe {
 
+/// Sizes of the layer, the same on every rank.
 struct LayerShape {
   /// Most tokens of one rank in one call.
   std::int64_t max_tokens = 0;
@@ -17,6 +18,7 @@ struct LayerShape {
   DType dtype = DType::f32;
 };
 
+/// What a caller may choose of the layer's parts; all ranks choose alike.
 struct LayerOptions {
   RouterOptions router{};
   DispatchOptions dispatch{};
@@ -33,6 +35,7 @@ struct LayerRecord {
   Block experts;
 };
 
+/// Made by `plan`; read its members freely.
 struct LayerPlan {
   RouterPlan router;
   DispatchPlan dispatch;
@@ -52,6 +55,7 @@ struct LayerPlan {
     r.experts = part(experts.footprint().saved);
     return r;
   }
+  /// Rows of all experts [capacity_rows, hidden], cut out of memory.
   std::byte* take_expert_rows(Carver& memory) const { return memory.take_bytes(expert_rows_bytes()); }
   /// Gradients of the expert rows and of the weights, and what the parts need, which never run at the same time.
   struct Scratch {

@@ -11,6 +11,7 @@ namespace pleat::inline v0::moe {
 /// flight.
 class LayerArena {
  public:
+  /// Bytes of the arena's memory.
   static std::size_t bytes(const LayerPlan& plan) {
     Carver memory;
     LayerArena(plan, memory);

@@ -81,6 +81,7 @@ concept expert_leaf = requires(const L& leaf, const ExpertPlan& plan, const void
   leaf.weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
 };
 
+/// All leaves of a device that the layer calls.
 template <class L, class Stream>
 concept moe_leaves =
     router_leaf<L, Stream> && loss_leaf<L, Stream> && dispatch_leaf<L, Stream> && expert_leaf<L, Stream>;

@@ -29,11 +29,13 @@ constexpr const char* name_of(BalanceScope scope) {
                                                : "sequence";
 }
 
+/// What a caller may choose of the loss; all ranks choose alike.
 struct LoadBalanceOptions {
   double alpha = 1e-3;
   BalanceScope scope = BalanceScope::micro_batch;
 };
 
+/// Sizes of the loss, the same on every rank.
 struct LoadBalanceShape {
   int experts = 0;
   int k = 0;
@@ -43,6 +45,7 @@ struct LoadBalanceShape {
   std::int64_t max_sequences = 1;
 };
 
+/// Made by `plan_load_balance`; read its members freely.
 struct LoadBalancePlan {
   LoadBalanceShape shape;
   LoadBalanceOptions options;

@@ -17,6 +17,7 @@ enum class Scoring : unsigned char {
   sigmoid_topk,  ///< scores = sigmoid of each logit; weights = the chosen scores
 };
 
+/// How experts are chosen; all ranks choose alike.
 struct RouterOptions {
   Scoring scoring = Scoring::softmax_topk;
   /// Divide the weights of a token by their sum (topk_softmax does so by itself).
@@ -32,6 +33,7 @@ struct RouterOptions {
   bool force_balance = false;
 };
 
+/// Sizes of the router.
 struct RouterShape {
   int experts = 0;
   int k = 0;
@@ -39,6 +41,7 @@ struct RouterShape {
   DType dtype = DType::f32;
 };
 
+/// Made by `plan_router`; read its members freely.
 struct RouterPlan {
   RouterShape shape;
   RouterOptions options;
@@ -149,6 +152,7 @@ class Router {
   RouterPlan plan_;
 };
 
+/// Binds a router: it keeps no memory of its own.
 template <executor Executor>
 Router<Executor> bind(const RouterPlan& plan, const Executor&) {
   return Router<Executor>(plan);

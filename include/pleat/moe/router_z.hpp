@@ -12,6 +12,7 @@
 
 namespace pleat::inline v0::moe {
 
+/// Sizes of the loss.
 struct RouterZShape {
   int experts = 0;
   int k = 0;
@@ -19,10 +20,12 @@ struct RouterZShape {
   DType dtype = DType::f32;
 };
 
+/// What a caller may choose of the loss.
 struct RouterZOptions {
   double coefficient = 1e-3;
 };
 
+/// Made by `plan_router_z`; read its members freely.
 struct RouterZPlan {
   RouterZShape shape;
   RouterZOptions options;

@@ -12,6 +12,7 @@ namespace pleat::inline v0::moe {
 /// as in a pipeline, each has an arena. What finds no room is dropped as DispatchOptions::overflow says.
 class RowArena {
  public:
+  /// Bytes of the arena's memory.
   static std::size_t bytes(const DispatchPlan& plan) {
     Carver memory;
     RowArena(plan, memory);

@@ -19,6 +19,7 @@ enum class RowKind : unsigned char {
   token_gradient,  ///< to sources: gradients of the k weights, 0 where another rank has the expert
 };
 
+/// Which way rows of a kind go.
 PLEAT_HD constexpr Way way_of(RowKind kind) {
   return kind == RowKind::token || kind == RowKind::gradient ? Way::to_experts : Way::to_sources;
 }
@@ -42,6 +43,7 @@ struct RowTable {
   std::int64_t* const* counts = nullptr;
   RowFormat format;
 
+  /// Where a row begins, and where its payload does.
   PLEAT_HD std::byte* header(int peer, std::int64_t slot) const {
     return base[peer] + static_cast<std::size_t>(first[peer] + slot) * format.row_bytes;
   }
@@ -55,6 +57,7 @@ struct SourceRows {
   const void* tokens = nullptr;  // [tokens, hidden]
   RowTable table{};
 
+  /// Rows that this rank sends to itself; rows that came from another.
   static SourceRows own(int rank, const void* tokens) { return {rank, true, tokens, {}}; }
   static SourceRows of_others(int rank, const RowTable& table) { return {rank, false, nullptr, table}; }
 };

@@ -15,6 +15,7 @@
 
 namespace pleat::inline v0::moe {
 
+/// Sizes of the bias.
 struct SelectionBiasShape {
   int experts = 0;
   int k = 0;
@@ -22,6 +23,7 @@ struct SelectionBiasShape {
   DType dtype = DType::f32;
 };
 
+/// Made by `plan_selection_bias`; read its members freely.
 struct SelectionBiasPlan {
   SelectionBiasShape shape;
   int ranks = 1;

@@ -17,6 +17,7 @@
 
 namespace pleat::inline v0 {
 
+/// Options of a world of MPI.
 struct MpiOptions {
   /// How long a rank waits for a peer before the job fails (C04).
   std::chrono::milliseconds deadline = std::chrono::seconds(120);

@@ -15,6 +15,7 @@
 
 namespace pleat::inline v0 {
 
+/// Options of a world of NCCL.
 struct NcclOptions {
   /// How long `wait` waits for work that needs peers, and the first meeting of ranks for each other (C04, C25).
   std::chrono::milliseconds deadline = std::chrono::seconds(120);

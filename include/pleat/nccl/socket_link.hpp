@@ -30,9 +30,11 @@ class Socket {
     return *this;
   }
   ~Socket() { close(); }
+  /// Closes the socket if it is open.
   void close() noexcept {
     if (descriptor_ >= 0) (void)::close(std::exchange(descriptor_, -1));
   }
+  /// The descriptor, -1 when closed.
   int get() const noexcept { return descriptor_; }
   bool is_open() const noexcept { return descriptor_ >= 0; }
 

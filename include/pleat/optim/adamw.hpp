@@ -60,6 +60,7 @@ inline AdamwPlan plan_adamw(std::span<const fsdp::UnitLayout> units, DType maste
   return plan;
 }
 
+/// AdamW on the shards of a rank. Made by `bind`.
 template <executor Executor>
 class Adamw {
  public:

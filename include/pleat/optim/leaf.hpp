@@ -71,6 +71,7 @@ class LearningRate {
   requires std::is_pointer_v<Pointer> && std::is_convertible_v<Pointer, const double*>
   constexpr LearningRate(Pointer in_device_memory) : where_(in_device_memory) {}
 
+  /// Whether the rate is read from device memory.
   bool is_in_memory() const { return where_ != nullptr; }
   /// For leaves, on the device.
   PLEAT_HD double read() const { return where_ == nullptr ? value_ : *where_; }

@@ -68,6 +68,7 @@ struct MatrixBatch {
   void* data;
   std::int64_t rows, cols, count;
 
+  /// Elements up to the next multiple of 128; from one matrix to the next.
   static constexpr std::int64_t padded(std::int64_t elems) { return (elems + 127) / 128 * 128; }
   constexpr std::int64_t stride_elems() const { return padded(rows * cols); }
   /// The order of A: the smaller extent, since X X^T and X^T X serve alike.

@@ -27,6 +27,7 @@ struct MuonMatrix {
   int owner = -1;  // the rank of the shard group that orthogonalizes it
 
   constexpr std::int64_t elems() const { return rows * cols; }
+  /// Its elements in the unit's buffer.
   constexpr fsdp::Range range() const { return {begin, elems()}; }
   /// Multiply-adds of one iteration: two products with the matrix and one of A with itself.
   constexpr double cost() const {
@@ -66,6 +67,7 @@ struct MuonPlan {
   /// Where a piece lies among those a rank sends: at the place within 8 elements that it has in its shard.
   static constexpr std::int64_t sent_slot_elems(std::int64_t elems) { return MatrixBatch::padded(elems + 7); }
 
+  /// What Muon keeps from step to step.
   struct Persistent {
     std::vector<std::byte*> momentum;  // [unit]
     MuonPiece* pieces;
@@ -78,6 +80,7 @@ struct MuonPlan {
     made.pieces = memory.take<MuonPiece>(table_pieces);
     return made;
   }
+  /// What a step works in.
   struct Scratch {
     std::byte* owned;
     std::byte* sent;

@@ -8,6 +8,7 @@
 
 namespace pleat::inline v0::optim {
 
+/// Options of both optimizers; all ranks choose alike.
 struct OptimizerOptions {
   AdamwOptions adamw = {};
   MuonOptions muon = {};
@@ -33,6 +34,7 @@ inline OptimizerPlan plan_optimizer(std::span<const fsdp::UnitLayout> units, std
   return {plan_adamw(units, master, options.adamw), plan_muon(units, kinds, master, options.muon)};
 }
 
+/// AdamW and Muon on the shards of a rank. Made by `bind`.
 template <executor Executor, communicator Comm>
 class ShardOptimizer {
  public:
@@ -51,6 +53,7 @@ class ShardOptimizer {
     muon_.update(result, rates.muon, s);
   }
 
+  /// The parts, whose state checkpoints save.
   const Adamw<Executor>& adamw() const { return adamw_; }
   const Muon<Executor, Comm>& muon() const { return muon_; }
 

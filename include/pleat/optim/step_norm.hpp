@@ -23,6 +23,7 @@ struct StepNormPlan {
   int world_size = 1;
   int status_words = 0;
 
+  /// What a StepNorm keeps in its persistent memory.
   struct Buffers {
     StepResult* result;
     StepPartial* partial;           // mine
@@ -51,6 +52,7 @@ inline StepNormPlan plan_step_norm(int world_size, int status_words = 0) {
   return {world_size, status_words};
 }
 
+/// The reduction of a step. Made by `bind`.
 template <executor Executor, communicator Comm>
 class StepNorm {
  public:

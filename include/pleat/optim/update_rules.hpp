@@ -87,6 +87,7 @@ struct AdamwRule {
         eps(static_cast<T>(options.eps)),
         keep(static_cast<T>(1 - lr * options.weight_decay)) {}
 
+  /// Updates one element and its moments.
   PLEAT_HD void apply(T& p, T& first, T& second, T gradient, bool weight_decay) const {
     const T g = product(gradient, unscale);
     first = product(beta1, first) + product(1 - beta1, g);
@@ -126,6 +127,7 @@ struct MuonUpdate {
   PLEAT_HD MuonUpdate(const MuonPiece& piece, double lr, double weight_decay)
       : keep(static_cast<T>(piece.weight_decay ? 1 - lr * weight_decay : 1)), rate(static_cast<T>(lr * piece.scale)) {}
 
+  /// The element after the update.
   PLEAT_HD T apply(T p, T direction) const { return product(p, keep) - product(rate, direction); }
 };
 

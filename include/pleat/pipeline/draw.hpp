@@ -10,6 +10,7 @@
 
 namespace pleat::inline v0::pipeline {
 
+/// How a run is drawn.
 struct DrawOptions {
   /// Text: the row is scaled down to this; labels that do not fit are cut.
   int most_columns = 480;

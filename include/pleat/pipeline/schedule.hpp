@@ -8,6 +8,7 @@
 
 namespace pleat::inline v0::pipeline {
 
+/// The schedules that can be made.
 enum class Kind : unsigned char { one_f_one_b, one_f_one_b_pairs, zb_v, dualpipe_v };
 inline constexpr Kind all_kinds[] = {Kind::one_f_one_b, Kind::one_f_one_b_pairs, Kind::zb_v, Kind::dualpipe_v};
 
@@ -55,6 +56,7 @@ struct Op {
   Part forward = {};
   Part backward = {};
 
+  /// Whether a forward pass is in it.
   constexpr bool has_forward() const { return kind == OpKind::forward || kind == OpKind::overlapped; }
   /// Whether it makes the gradient of the input, on which the previous stage waits.
   constexpr bool has_input_gradient() const { return kind != OpKind::forward && kind != OpKind::weight_backward; }
@@ -92,6 +94,7 @@ struct Placement {
   int ranks = 1;
   int chunks_per_rank = 1;
 
+  /// Stages of the model; the stage of a rank's chunk; the chunk that a stage is.
   constexpr int stages() const { return ranks * chunks_per_rank; }
   constexpr int stage(int rank, int chunk) const { return chunk == 0 ? rank : stages() - 1 - rank; }
   constexpr int chunk_of(int stage) const { return stage < ranks ? 0 : 1; }

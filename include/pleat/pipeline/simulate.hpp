@@ -40,6 +40,7 @@ struct Costs {
 /// - streamed: as blocking, but compute waits only for what it reads, as with a stream of transfers on a device
 enum class TransferModel : unsigned char { instant, blocking, streamed };
 
+/// When an op runs.
 struct Span {
   double start = 0;
   double finish = 0;
@@ -58,6 +59,7 @@ struct Timeline {
   std::vector<RankTimeline> ranks;
   double makespan = 0;
 
+  /// Time that a rank waits; the most that one does; the most that is live on one.
   constexpr double bubble(int rank) const { return makespan - ranks[static_cast<std::size_t>(rank)].busy; }
   constexpr double max_bubble() const {
     double most = 0;

@@ -99,6 +99,7 @@ class DlOwned {
   };
   std::unique_ptr<Managed, Delete> managed_;
 };
+/// As of the DLTensor that it owns.
 template <class Managed>
 struct tensor_traits<DlOwned<Managed>> {
   using view = std::remove_cvref_t<decltype(std::declval<Managed&>().dl_tensor)>;

@@ -23,6 +23,7 @@ namespace pleat::inline v0 {
 template <class T>
 struct tensor_traits;
 
+/// A type that pleat can read as a tensor, by `tensor_traits`.
 template <class T>
 concept tensor = requires(const std::remove_cvref_t<T>& t, int axis) {
   { tensor_traits<std::remove_cvref_t<T>>::data(t) } -> std::convertible_to<void*>;
@@ -33,6 +34,7 @@ concept tensor = requires(const std::remove_cvref_t<T>& t, int axis) {
   { tensor_traits<std::remove_cvref_t<T>>::device(t) } -> std::convertible_to<Device>;
 };
 
+/// A TensorRef is what it says.
 template <>
 struct tensor_traits<TensorRef> {
   static void* data(const TensorRef& t) { return t.data(); }

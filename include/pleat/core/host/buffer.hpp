@@ -25,6 +25,7 @@ class HostBuffer {
     }
     if (size_bytes != 0) std::memset(data_.get(), fill, size_bytes);
   }
+  /// What was allocated: as a block, its address, its size.
   Block block() const { return {data_.get(), size_bytes_}; }
   std::byte* data() const { return data_.get(); }
   std::size_t size_bytes() const { return size_bytes_; }

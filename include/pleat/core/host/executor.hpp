@@ -12,6 +12,7 @@ struct HostStream {};
 /// The host's event: empty, since what it would wait for has happened.
 struct HostEvent {};
 
+/// Does at once what it is given. Stateless; its streams and events are empty.
 class HostExecutor {
  public:
   using device_type = host_device;

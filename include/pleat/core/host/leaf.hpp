@@ -9,6 +9,7 @@
 
 namespace pleat::inline v0 {
 
+/// See the primary template for what each does.
 template <>
 struct core_leaf<host_device> {
   static constexpr std::size_t sum_of_squares_scratch_bytes = 0;
