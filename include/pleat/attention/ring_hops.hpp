@@ -24,7 +24,7 @@ class RingHops : public RingSide<Executor> {
         arrived_{executor.make_event(), executor.make_event()},
         released_{executor.make_event(), executor.make_event()},
         computed_(executor.make_event()),
-        passed_(executor.make_event()) {
+        passed_{executor.make_event(), executor.make_event()} {
     // Of a span two runs at most have a sum: the ends of documents that reach out of it.
     const auto most = static_cast<std::size_t>(2 * plan_->shape.batch * 2 * TokenSpans::capacity);
     sends_.reserve(most);
@@ -35,41 +35,43 @@ class RingHops : public RingSide<Executor> {
     if (step == 1) this->copy(whole(0), this->own_, s.comm);
     executor_.wait(s.comm, released_[slot_of(step)]);
     const TokenSpan out{0, tokens_of(step - 1)}, in{0, tokens_of(step)};
-    exchange(whole(step - 1), {&out, 1}, whole(step), {&in, 1}, plan_->shape.dtype, s.comm);
+    exchange(whole(step - 1), {{&out, 1}, out}, whole(step), {{&in, 1}, in}, plan_->shape.dtype, s.comm);
     executor_.record(arrived_[slot_of(step)], s.comm);
   }
   void arrive(int step, const StreamPair& s) { executor_.wait(s.compute, arrived_[slot_of(step)]); }
-  KeyValueBlock part(int step, std::size_t index) const {
-    return rows_of(whole(step), work_->parts(rank_, step)[index].keys);
-  }
+  KeyValueBlock part(int step, TokenSpan keys) const { return rows_of(whole(step), keys); }
   void release(int step, const StreamPair& s) { executor_.record(released_[slot_of(step)], s.compute); }
 
-  KeyValueBlock sums(int step, const StreamPair& s) {
-    if (step > 1) executor_.wait(s.compute, passed_);
-    return whole_sums(step);
+  KeyValueBlock sums(int step) const { return this->sums_in(slots_, step, owner(step)); }
+  void arrive_sums(int step, int slice, const StreamPair& s) {
+    if (step > 1) executor_.wait(s.compute, passed_[slice]);
   }
-  void pass(int step, const StreamPair& s) {
+  void pass(int step, int slice, const StreamPair& s) {
     executor_.record(computed_, s.compute);
     executor_.wait(s.comm, computed_);
-    exchange(whole_sums(step), work_->summed_keys(owner(step), step), whole_sums(step + 1),
-             work_->summed_keys(owner(step + 1), step), accumulator_of(*plan_), s.comm);
-    executor_.record(passed_, s.comm);
+    const auto rows = [&](int of) { return Rows{work_->summed_keys(of, step), work_->slice(of, slice)}; };
+    exchange(sums(step), rows(owner(step)), sums(step + 1), rows(owner(step + 1)), accumulator_of(*plan_), s.comm);
+    executor_.record(passed_[slice], s.comm);
   }
   void drop_sums(const StreamPair&) {}
 
  private:
   std::int64_t tokens_of(int step) const { return plan_->local_tokens(owner(step)); }
   KeyValueBlock whole(int step) const { return this->block_in(slots_, step, tokens_of(step)); }
-  KeyValueBlock whole_sums(int step) const { return this->sums_in(slots_, step, owner(step)); }
 
+  /// Some runs of rows, as far as they lie within others.
+  struct Rows {
+    std::span<const TokenSpan> runs;
+    TokenSpan within;
+  };
   /// Sends some rows of a block and receives some of another.
-  void exchange(const KeyValueBlock& out, std::span<const TokenSpan> out_rows, const KeyValueBlock& in,
-                std::span<const TokenSpan> in_rows, DType dtype, typename Base::stream_type s) {
+  void exchange(const KeyValueBlock& out, const Rows& out_rows, const KeyValueBlock& in, const Rows& in_rows,
+                DType dtype, typename Base::stream_type s) {
     sends_.clear();
     receives_.clear();
-    const auto for_each_run = [](const KeyValueBlock& block, std::span<const TokenSpan> rows, auto f) {
-      for (const TokenSpan& span : rows) {
-        const KeyValueBlock moved = rows_of(block, span);
+    const auto for_each_run = [](const KeyValueBlock& block, const Rows& rows, auto f) {
+      for (const TokenSpan& span : rows.runs) {
+        const KeyValueBlock moved = rows_of(block, intersection(span, rows.within));
         for (const TensorRef& tensor : {moved.keys, moved.values}) {
           for (std::int64_t i = 0; i < run_count(tensor); ++i) f(run_of(tensor, i));
         }
@@ -87,7 +89,7 @@ class RingHops : public RingSide<Executor> {
   Event arrived_[Slots::count];   // comm: the block of the slot is there
   Event released_[Slots::count];  // compute: the block of the slot is no longer read
   Event computed_;                // compute: the sum that is passed next is complete
-  Event passed_;                  // comm: the next sum is there
+  Event passed_[2];               // comm: a slice of the next sum is there
 };
 
 }  // namespace pleat::inline v0::ring::detail

@@ -234,8 +234,9 @@ struct Slots {
   BlockMemory sums[count];
   BlockMemory gathered;
 };
-/// Of pushes: free and full, of blocks and of each slot of sums; then of what is gathered, free and full of each group.
-inline constexpr int step_channels = 2 + 2 * Slots::count;
+/// Of pushes: free and full, of blocks and of each slot of sums, there full of each of two slices; then of what is
+/// gathered, free and full of each group.
+inline constexpr int step_channels = 2 + 3 * Slots::count;
 inline int push_channels(const Plan& p) {
   return step_channels + (p.launches == Launches::one ? 1 + head_groups(p).count : 0);
 }

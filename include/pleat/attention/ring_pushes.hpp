@@ -25,8 +25,8 @@ class RingPushes : public RingSide<Executor> {
   /// Kernels may wait where a signal is a flag in memory, and peers' streams run on.
   static constexpr bool kernels_wait = requires(const Peers& p) { p.next_signal(0, 0).word; };
   // A slot of sums has credits of its own: sums of two steps may be under way to the same rank.
-  static constexpr int sum_free(int step) { return first_of_sums + 2 * slot_of(step); }
-  static constexpr int sum_full(int step) { return sum_free(step) + 1; }
+  static constexpr int sum_free(int step) { return first_of_sums + 3 * slot_of(step); }
+  static constexpr int sum_full(int step, int slice) { return sum_free(step) + 1 + slice; }
 
  public:
   using typename Base::StreamPair;
@@ -54,7 +54,12 @@ class RingPushes : public RingSide<Executor> {
     peers_.signal(reader, block_full, s.comm);
   }
   void arrive(int step, const StreamPair& s) { peers_.await(owner(step), block_full, s.compute); }
-  KeyValueBlock part(int step, std::size_t index) const { return part_in(slots_, rank_, step, index); }
+  KeyValueBlock part(int step, TokenSpan keys) const {
+    std::size_t index = 0;
+    while (work_->parts(rank_, step)[index].keys.end < keys.end) ++index;
+    const std::int64_t first = work_->parts(rank_, step)[index].keys.begin;
+    return rows_of(part_in(slots_, rank_, step, index), {keys.begin - first, keys.end - first});
+  }
   void release(int step, const StreamPair& s) {
     const int after_next = step + Slots::count;
     peers_.signal(owner(after_next < cp() ? after_next : first_with_slot_of(step)), block_free, s.compute);
@@ -68,7 +73,7 @@ class RingPushes : public RingSide<Executor> {
         const KeyValueBlock to = heads_of(gathered_in(slots_of(reader)), groups_[group]);
         const KeyValueBlock from = heads_of(this->own_, groups_[group]);
         for (const BlockWork& part : work_->parts(reader, step)) {
-          this->copy(rows_of(to, rows_of_step(part, step)), rows_of(from, part.keys), s.comm);
+          this->copy(rows_of(to, rows_of_step(part.keys, step)), rows_of(from, part.keys), s.comm);
         }
       }
       pleat::detail::signal_peers(peers_, first_gathered_full + group, s.comm);
@@ -90,29 +95,27 @@ class RingPushes : public RingSide<Executor> {
     return arrivals;
   }
   KeyValueBlock gathered() const { return gathered_in(slots_); }
-  KeyValueBlock gathered_part(int step, std::size_t index) const {
-    return rows_of(gathered(), rows_of_step(work_->parts(rank_, step)[index], step));
-  }
+  KeyValueBlock gathered_part(int step, TokenSpan keys) const { return rows_of(gathered(), rows_of_step(keys, step)); }
   void end_arrivals(const StreamPair& s) {
     if constexpr (kernels_wait) await_gathered(s);
   }
   void release_gathered(const StreamPair& s) { pleat::detail::signal_peers(peers_, gathered_free, s.compute); }
 
-  KeyValueBlock sums(int step, const StreamPair& s) {
-    if (step > 1) peers_.await(this->previous(), sum_full(step), s.compute);
-    return this->sums_in(slots_, step, owner(step));
+  KeyValueBlock sums(int step) const { return this->sums_in(slots_, step, owner(step)); }
+  void arrive_sums(int step, int slice, const StreamPair& s) {
+    if (step > 1) peers_.await(this->previous(), sum_full(step, slice), s.compute);
   }
-  void pass(int step, const StreamPair& s) {
+  void pass(int step, int slice, const StreamPair& s) {
     executor_.record(computed_, s.compute);
     executor_.wait(s.comm, computed_);
-    const KeyValueBlock to = this->sums_in(slots_of(this->next()), step + 1, owner(step));
-    const KeyValueBlock from = this->sums_in(slots_, step, owner(step));
-    peers_.await(this->next(), sum_free(step + 1), s.comm);
-    for (const TokenSpan& rows : work_->summed_keys(owner(step), step)) {
+    const KeyValueBlock to = this->sums_in(slots_of(this->next()), step + 1, owner(step)), from = sums(step);
+    if (slice == 0) peers_.await(this->next(), sum_free(step + 1), s.comm);
+    for (const TokenSpan& run : work_->summed_keys(owner(step), step)) {
+      const TokenSpan rows = intersection(run, work_->slice(owner(step), slice));
       this->copy(rows_of(to, rows), rows_of(from, rows), s.comm);
     }
-    peers_.signal(this->next(), sum_full(step + 1), s.comm);
-    free_sums(step, s.comm);
+    peers_.signal(this->next(), sum_full(step + 1, slice), s.comm);
+    if (slice + 1 == work_->slices()) free_sums(step, s.comm);
   }
   void drop_sums(const StreamPair& s) { free_sums(cp(), s.compute); }
 
@@ -131,8 +134,8 @@ class RingPushes : public RingSide<Executor> {
   KeyValueBlock gathered_in(const Slots& slots) const {
     return block_of(slots.gathered, *plan_, (cp() - 1) * work_->block_rows(), plan_->shape.dtype, executor_.device());
   }
-  TokenSpan rows_of_step(const BlockWork& part, int step) const {
-    return {work_->first_row(step) + part.keys.begin, work_->first_row(step) + part.keys.end};
+  TokenSpan rows_of_step(TokenSpan keys, int step) const {
+    return {work_->first_row(step) + keys.begin, work_->first_row(step) + keys.end};
   }
   void await_gathered(const StreamPair& s) {
     for (int group = 0; group < groups_.count; ++group) {

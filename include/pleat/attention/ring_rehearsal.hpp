@@ -40,16 +40,16 @@ class IdleTransport : public RingSide<IdleExecutor<Executor>> {
 
   void post(int, const StreamPair&) {}
   void arrive(int, const StreamPair&) {}
-  KeyValueBlock part(int step, std::size_t index) const {
-    const TokenSpan keys = work_->parts(rank_, step)[index].keys;
+  KeyValueBlock part(int step, TokenSpan keys) const {
     if (plan_->transport == Transport::peer) {
       return rows_of(this->block_in(slots_, step, work_->travelling_rows(rank_, step)), {0, keys.size()});
     }
     return rows_of(this->block_in(slots_, step, plan_->local_tokens(this->owner(step))), keys);
   }
   void release(int, const StreamPair&) {}
-  KeyValueBlock sums(int step, const StreamPair&) { return this->sums_in(slots_, step, this->owner(step)); }
-  void pass(int, const StreamPair&) {}
+  KeyValueBlock sums(int step) const { return this->sums_in(slots_, step, this->owner(step)); }
+  void arrive_sums(int, int, const StreamPair&) {}
+  void pass(int, int, const StreamPair&) {}
   void drop_sums(const StreamPair&) {}
   void gather(const StreamPair&) {}
   Arrivals arrivals(const StreamPair&) { return {}; }
@@ -57,9 +57,7 @@ class IdleTransport : public RingSide<IdleExecutor<Executor>> {
     return block_of(slots_.gathered, *plan_, (plan_->cp - 1) * work_->block_rows(), plan_->shape.dtype,
                     this->executor_.device());
   }
-  KeyValueBlock gathered_part(int step, std::size_t index) const {
-    return rows_of(gathered(), {0, work_->parts(rank_, step)[index].keys.size()});
-  }
+  KeyValueBlock gathered_part(int, TokenSpan keys) const { return rows_of(gathered(), keys); }
   void end_arrivals(const StreamPair&) {}
   void release_gathered(const StreamPair&) {}
 

@@ -72,7 +72,7 @@ class RingSchedule {
         }
         transport.arrive(step, s);
         for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
-          compute(step, part, transport.part(step, part));
+          compute(step, part, transport.part(step, work.parts(rank_, step)[part].keys));
         }
         transport.release(step, s);
       }
@@ -81,7 +81,8 @@ class RingSchedule {
   }
 
   /// The gradients of a block are summed in the order of the ranks that meet it, steps 1 .. cp - 1, and its owner's
-  /// part is added last; each rank adds its finished part once. So the bits do not depend on transport or timing.
+  /// part is added last; each rank adds its finished part once. So the bits do not depend on transport or timing. They
+  /// are handed on slice by slice: the sum of one is on its way while the next is computed.
   /// The own block is computed in two halves of its keys: the first while the first block of another rank is on its
   /// way, the rest while the sum of the others comes back.
   template <class AnyTransport, class Expander = const NoExpander>
@@ -128,23 +129,30 @@ class RingSchedule {
     for (int step = 1; step < cp; ++step) {
       if (step + 1 < cp) transport.post(step + 1, s);
       transport.arrive(step, s);
-      const KeyValueBlock sums = transport.sums(step, s);
-      const Runs& summed = work.summed_keys(work.owner(rank_, step), step - 1);
-      for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
-        const TokenSpan keys = work.parts(rank_, step)[part].keys;
-        const bool joins = summed.meets(keys);
-        if (joins) summed.for_each_gap(keys, [&](TokenSpan gap) { zero(rows_of(sums, gap), s); });
-        compute(transport.part(step, part), rows_of(sums, keys), placed.part(step, part), joins);
+      const KeyValueBlock sums = transport.sums(step);
+      const int owner = work.owner(rank_, step);
+      const Runs& summed = work.summed_keys(owner, step - 1);
+      const std::span<const BlockWork> parts = work.sliced_parts(rank_, step);
+      std::size_t part = 0;
+      for (int slice = 0; slice < work.slices(); ++slice) {
+        transport.arrive_sums(step, slice, s);
+        for (; part < parts.size() && parts[part].keys.end <= work.slice(owner, slice).end; ++part) {
+          const TokenSpan keys = parts[part].keys;
+          const bool joins = summed.meets(keys);
+          if (joins) summed.for_each_gap(keys, [&](TokenSpan gap) { zero(rows_of(sums, gap), s); });
+          compute(transport.part(step, keys), rows_of(sums, keys), placed.sliced_part(step, part), joins);
+        }
+        if (slice + 1 == work.slices()) transport.release(step, s);
+        transport.pass(step, slice, s);
       }
-      transport.release(step, s);
-      transport.pass(step, s);
     }
     if (cp > 1) compute_half(1);
     leaf_.store(gradients.dq, {&call.dq, 1}, s.compute);
     const Runs& summed = work.summed_keys(rank_, cp - 1);
     summed.for_each_gap({0, tokens()}, [&](TokenSpan rows) { store(gradients.own, {&own_part, 1}, rows, s); });
     if (cp > 1) {
-      const std::array terms{transport.sums(cp, s), own_part};
+      for (int slice = 0; slice < work.slices(); ++slice) transport.arrive_sums(cp, slice, s);
+      const std::array terms{transport.sums(cp), own_part};
       for (const TokenSpan& rows : summed) store(gradients.own, terms, rows, s);
       transport.drop_sums(s);
     }
@@ -176,7 +184,7 @@ class RingSchedule {
       compute(0, 0, own);
       for (int step = 1; step < plan_->cp; ++step) {
         for (std::size_t part = 0; part < work.parts(rank_, step).size(); ++part) {
-          compute(step, part, transport.gathered_part(step, part));
+          compute(step, part, transport.gathered_part(step, work.parts(rank_, step)[part].keys));
         }
       }
     }

@@ -60,17 +60,18 @@ inline Run run_of(const TensorRef& rows, std::int64_t index) {
 /// - `open(work, own, s)`: a call begins; `own` are this rank's keys and values, ready on s.compute.
 /// - `post(step, s)`: starts moving the blocks of `step`, beside what is on s.compute. Steps 1 .. cp - 1 in order.
 /// - `arrive(step, s)`: what follows on s.compute may read the block of `owner(step)`, until `release(step, s)`.
-/// - `part(step, index)`: of that block, the keys of part `index` of `work`.
-/// - `sums(step, s)`: the running sum of the gradients of the whole block of `owner(step)`, on s.compute. Its rows
+/// - `part(step, keys)`: of that block, the rows `keys`, which lie in one part of `work`.
+/// - `sums(step, s)`: the running sum of the gradients of the whole block of `owner(step)`. Its rows
 ///   `summed_keys(owner, step - 1)` hold what the ranks before this one gave; the caller adds this rank's part.
 ///   At step cp it is this rank's own block, with the parts of all others.
-/// - `pass(step, s)`: hands that sum on to the next rank. Steps 1 .. cp - 1.
+/// - `arrive_sums(step, slice, s)`: what follows on s.compute may use the rows of a slice of it.
+/// - `pass(step, slice, s)`: hands these on to the next rank. Steps 1 .. cp - 1, slices in order.
 /// - `drop_sums(s)`: the sum of step cp is used up.
 /// - `close(s)`: what follows on s.compute comes after all transfers.
 /// Peers can also bring all blocks at once, for a forward pass of one launch, between `open` and `close`:
 /// - `gather(s)`: starts moving the blocks of all steps, beside what is on s.compute.
 /// - `arrivals(s)`: how a kernel that follows on s.compute sees which have come; where it could not, s.compute waits.
-/// - `gathered()`: these blocks, each `Work::block_rows` rows; `gathered_part(step, index)`: as `part`.
+/// - `gathered()`: these blocks, each `Work::block_rows` rows; `gathered_part(step, keys)`: as `part`.
 /// - `end_arrivals(s)`: what follows on s.compute comes after all of them; `release_gathered(s)`: no longer read.
 /// All ranks make the same calls in the same order; an op has one call under way at a time.
 template <executor Executor>

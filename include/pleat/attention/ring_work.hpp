@@ -20,33 +20,18 @@ class Work {
        Launches launches = Launches::per_step)
       : cp_(static_cast<int>(spans.size())), launches_(launches), hash_(hash_of(spans, cu_seqlens)) {
     for (const TokenSpans& rank : spans) block_rows_ = std::max(block_rows_, rank.tokens());
-    lists_.reserve(spans.size() * static_cast<std::size_t>(lists()));
+    std::vector<std::vector<BlockWork>> of_steps(spans.size() * spans.size());  // [rank][step]
     for (int rank = 0; rank < cp_; ++rank) {
-      std::size_t placed = 0;
-      const auto add = [&](std::vector<BlockWork> parts) {
-        List list{std::move(parts), placed};
-        for (const BlockWork& part : list.parts) placed += part.rectangles.size();
-        lists_.push_back(std::move(list));
-      };
       const TokenSpans& queries = spans[static_cast<std::size_t>(rank)];
-      const BlockWork own = plan_block_work(queries, queries, true, cu_seqlens, causal);
-      add({own});
-      for (int step = 1; step < cp_; ++step) {
+      for (int step = 0; step < cp_; ++step) {
         const TokenSpans& keys = spans[static_cast<std::size_t>(owner(rank, step))];
-        add(parts_without_gaps(plan_block_work(queries, keys, false, cu_seqlens, causal)));
-      }
-      const std::int64_t middle = own.keys.size() / 2;
-      add({with_keys(own, {0, middle}), with_keys(own, {middle, own.keys.size()})});
-      if (launches == Launches::one) add({all_blocks(rank)});
-      most_rectangles_ = std::max(most_rectangles_, placed);
-    }
-    summed_.resize(spans.size() * spans.size());
-    for (int rank = 0; rank < cp_; ++rank) {
-      for (int step = 1; step < cp_; ++step) {
-        summed_[index(rank, step)] = summed_[index(rank, step - 1)];
-        for (const BlockWork& part : parts(reader(rank, step), step)) summed_[index(rank, step)].insert(part.keys);
+        BlockWork work = plan_block_work(queries, keys, step == 0, cu_seqlens, causal);
+        of_steps[index(rank, step)] = step == 0 ? std::vector{std::move(work)} : parts_without_gaps(work);
       }
     }
+    add_sums(of_steps);
+    lists_.reserve(spans.size() * static_cast<std::size_t>(lists()));
+    for (int rank = 0; rank < cp_; ++rank) add_lists(rank, {&of_steps[index(rank, 0)], spans.size()});
   }
 
   int ranks() const { return cp_; }
@@ -59,11 +44,15 @@ class Work {
 
   /// What `rank` computes at `step`: one part per run of keys that it reads. Its own block, step 0, is one part.
   std::span<const BlockWork> parts(int rank, int step) const { return list(rank, step).parts; }
+  /// The same parts, cut where a slice of the block ends.
+  std::span<const BlockWork> sliced_parts(int rank, int step) const {
+    return slices() == 1 ? parts(rank, step) : list(rank, slice_list(step)).parts;
+  }
   /// The own block of `rank` again, in two parts: the first half of its keys, and the rest.
   const BlockWork& own_half(int rank, int half) const { return list(rank, cp_).parts[static_cast<std::size_t>(half)]; }
   /// All that `rank` computes, its keys in one row of blocks: the own one, then that of step s from row
   /// `own keys + first_row(s)` on, as it stands on its owner.
-  const BlockWork& all(int rank) const { return list(rank, cp_ + 1).parts.front(); }
+  const BlockWork& all(int rank) const { return list(rank, lists() - 1).parts.front(); }
   Launches launches() const { return launches_; }
   /// Of the blocks of others that one launch computes.
   std::int64_t block_rows() const { return block_rows_; }
@@ -85,6 +74,15 @@ class Work {
   }
   /// The rows of the block of `rank` that have a gradient once its readers of steps 1 .. `step` have added theirs.
   const Runs& summed_keys(int rank, int step) const { return summed_[index(rank, std::min(step, cp_ - 1))]; }
+
+  /// In how many slices a block's gradients are computed and handed on: two where ranks wait for those of others, so
+  /// that one travels while the other is computed.
+  int slices() const { return cp_ > 2 ? 2 : 1; }
+  /// The rows of the block of `rank` that are in a slice.
+  TokenSpan slice(int rank, int slice) const {
+    const std::int64_t cut = slices() == 1 ? block_rows_ : cuts_[static_cast<std::size_t>(rank)];
+    return slice == 0 ? TokenSpan{0, cut} : TokenSpan{cut, block_rows_};
+  }
 
   /// Bytes of memory for the rectangles of a rank, the same for every rank.
   std::size_t placed_bytes() const {
@@ -109,13 +107,39 @@ class Work {
     }
     return hash.add_all(cu_seqlens);
   }
-  /// Of one rank: its steps, the halves of its own block, and all as one.
-  int lists() const { return cp_ + (launches_ == Launches::one ? 2 : 1); }
-  BlockWork all_blocks(int rank) const {
-    BlockWork all = parts(rank, 0).front();
+  /// Of one rank: its steps, the halves of its own block, all steps but the first in slices, and all as one.
+  int lists() const { return slice_list(slices() == 1 ? 1 : cp_) + (launches_ == Launches::one ? 1 : 0); }
+  int slice_list(int step) const { return cp_ + step; }
+  void add_lists(int rank, std::span<const std::vector<BlockWork>> of_steps) {
+    std::size_t placed = 0;
+    const auto add = [&](std::vector<BlockWork> parts) {
+      List list{std::move(parts), placed};
+      for (const BlockWork& part : list.parts) placed += part.rectangles.size();
+      lists_.push_back(std::move(list));
+    };
+    for (const std::vector<BlockWork>& parts : of_steps) add(parts);
+    const BlockWork& own = of_steps.front().front();
+    const std::int64_t middle = own.keys.size() / 2;
+    add({with_keys(own, {0, middle}), with_keys(own, {middle, own.keys.size()})});
+    for (int step = 1; step < cp_ && slices() > 1; ++step) {
+      std::vector<BlockWork> sliced;
+      for (const BlockWork& part : of_steps[static_cast<std::size_t>(step)]) {
+        for (int i = 0; i < slices(); ++i) {
+          const TokenSpan rows = intersection(part.keys, slice(owner(rank, step), i));
+          if (rows.empty()) continue;
+          sliced.push_back(with_keys(part, {rows.begin - part.keys.begin, rows.end - part.keys.begin}));
+        }
+      }
+      add(std::move(sliced));
+    }
+    if (launches_ == Launches::one) add({all_blocks(of_steps)});
+    most_rectangles_ = std::max(most_rectangles_, placed);
+  }
+  BlockWork all_blocks(std::span<const std::vector<BlockWork>> of_steps) const {
+    BlockWork all = of_steps.front().front();
     const std::int64_t own_rows = all.keys.size();
     for (int step = 1; step < cp_; ++step) {
-      for (const BlockWork& part : parts(rank, step)) {
+      for (const BlockWork& part : of_steps[static_cast<std::size_t>(step)]) {
         const std::int64_t first = own_rows + first_row(step) + part.keys.begin;
         for (Rectangle r : part.rectangles) {
           r.k0 += first;
@@ -127,6 +151,27 @@ class Work {
     std::sort(all.rectangles.begin(), all.rectangles.end(),
               [](const Rectangle& a, const Rectangle& b) { return a.q0 != b.q0 ? a.q0 < b.q0 : a.k0 < b.k0; });
     return all;
+  }
+  /// Which rows of every block have gradients when, and where a block's second slice begins: in the middle of what all
+  /// readers read; of what any reads, where there is nothing of that kind.
+  void add_sums(std::span<const std::vector<BlockWork>> of_steps) {
+    summed_.resize(of_steps.size());
+    for (int rank = 0; rank < cp_; ++rank) {
+      TokenSpan all{0, block_rows_};
+      for (int step = 1; step < cp_; ++step) {
+        Runs& summed = summed_[index(rank, step)] = summed_[index(rank, step - 1)];
+        TokenSpan read;
+        for (const BlockWork& part : of_steps[index(reader(rank, step), step)]) {
+          summed.insert(part.keys);
+          read = hull(read, part.keys);
+        }
+        all = intersection(all, read);
+      }
+      for (const TokenSpan& run : summed_[index(rank, cp_ - 1)]) {
+        if (all.empty()) all = run;
+      }
+      cuts_.push_back(all.begin + all.size() / 2);
+    }
   }
   const List& list(int rank, int list) const {
     return lists_[static_cast<std::size_t>(rank) * static_cast<std::size_t>(lists()) + static_cast<std::size_t>(list)];
@@ -142,6 +187,7 @@ class Work {
   std::size_t most_rectangles_ = 0;  // of a rank
   std::vector<List> lists_;          // [rank][list]
   std::vector<Runs> summed_;         // [rank][step]
+  std::vector<std::int64_t> cuts_;   // of the block of each rank, where its second slice begins
 };
 
 /// One rank's share of a `Work`, its rectangles also in memory of the rank's device. Borrows both.
@@ -166,8 +212,11 @@ class PlacedWork {
 
   const Work& work() const { return *work_; }
   WorkView part(int step, std::size_t part) const { return view(step, part); }
+  WorkView sliced_part(int step, std::size_t part) const {
+    return view(work_->slices() == 1 ? step : work_->slice_list(step), part);
+  }
   WorkView own_half(int half) const { return view(work_->ranks(), static_cast<std::size_t>(half)); }
-  WorkView all() const { return view(work_->ranks() + 1, 0); }
+  WorkView all() const { return view(work_->lists() - 1, 0); }
 
  private:
   static Rectangle* take(Block block, const Work& work) { return Carver(block).take<Rectangle>(work.most_rectangles_); }

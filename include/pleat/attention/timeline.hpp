@@ -173,13 +173,13 @@ class TimelineTransport : public RingPushes<TimelineExecutor, TimelinePeers> {
     Base::post(step, s);
     notes_->label = computed;
   }
-  KeyValueBlock part(int step, std::size_t index) const {
+  KeyValueBlock part(int step, TokenSpan keys) const {
     notes_->label = "block " + rank_at(-step);
-    return Base::part(step, index);
+    return Base::part(step, keys);
   }
-  void pass(int step, const StreamPair& s) {
+  void pass(int step, int slice, const StreamPair& s) {
     notes_->label = "sum of " + rank_at(-step) + " to " + rank_at(1);
-    Base::pass(step, s);
+    Base::pass(step, slice, s);
     notes_->label = "own";
   }
   void gather(const StreamPair& s) {

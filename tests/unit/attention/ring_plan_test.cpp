@@ -185,7 +185,9 @@ TEST_CASE("memory does not grow with cp beyond the local tokens: two slots for b
       CHECK(bytes.symmetric == (transport == Transport::peer ? slots : 0));
       CHECK(bytes.scratch == backward + (transport == Transport::peer ? 0 : slots));
       CHECK(bytes.saved == rows * 4);
-      const std::size_t rectangles = (static_cast<std::size_t>(cp) + 2) * sizeof(Rectangle);  // one a step, two halves
+      // One a step, two halves, and all steps but the first in two slices where sums travel on.
+      const int lists = cp + 2 + (cp > 2 ? 2 * (cp - 1) : 0);
+      const std::size_t rectangles = static_cast<std::size_t>(lists) * sizeof(Rectangle);
       CHECK(bytes.persistent == (rectangles + 127) / 128 * 128);
       CHECK(bytes.pinned_host == bytes.persistent);
     }
@@ -219,7 +221,17 @@ TEST_CASE("rows of a block that have a gradient grow to what its readers need") 
   }
 }
 
-TEST_CASE("placed work is the same list on the host and in the memory that kernels read, halves included") {
+TEST_CASE("slices halve what all readers of a block read") {
+  const ring::Plan dense = ring::plan(4, shape(64));
+  CHECK(ring::plan(2, shape(64)).work.slices() == 1);
+  CHECK(dense.work.slices() == 2);
+  for (int owner = 0; owner < 4; ++owner) {  // of 16 rows later ranks read the first 8
+    CHECK(dense.work.slice(owner, 0) == TokenSpan{0, owner == 3 ? 8 : 4});
+    CHECK(dense.work.slice(owner, 1) == TokenSpan{owner == 3 ? 8 : 4, 16});
+  }
+}
+
+TEST_CASE("placed work is the same list on the host and in the memory that kernels read, halves and slices included") {
   const ring::Plan plan = ring::plan(3, {.tokens = 50, .qk_dim = 8, .v_dim = 8, .cu_seqlens = {0, 7, 7, 31, 45}});
   const HostBuffer staging(plan.work.placed_bytes(), 0xff), memory(plan.work.placed_bytes(), 0xff);
   for (int rank = 0; rank < 3; ++rank) {
@@ -232,6 +244,22 @@ TEST_CASE("placed work is the same list on the host and in the memory that kerne
       for (std::size_t part = 0; part < plan.work.parts(rank, step).size(); ++part) {
         check(placed.part(step, part), plan.work.parts(rank, step)[part]);
       }
+    }
+    for (int step = 1; step < 3; ++step) {
+      std::vector<Runs> of_parts(2), of_slices(2);  // the keys that are read, in each slice
+      for (int slice = 0; slice < 2; ++slice) {
+        const TokenSpan rows = plan.work.slice(plan.work.owner(rank, step), slice);
+        for (const BlockWork& part : plan.work.parts(rank, step)) {
+          of_parts[static_cast<std::size_t>(slice)].insert(intersection(part.keys, rows));
+        }
+        for (std::size_t i = 0; i < plan.work.sliced_parts(rank, step).size(); ++i) {
+          const BlockWork& part = plan.work.sliced_parts(rank, step)[i];
+          if (slice == 0) check(placed.sliced_part(step, i), part);
+          CHECK((intersection(part.keys, rows).empty() || intersection(part.keys, rows) == part.keys));
+          of_slices[static_cast<std::size_t>(slice)].insert(intersection(part.keys, rows));
+        }
+      }
+      CHECK(of_parts == of_slices);
     }
     for (const int half : {0, 1}) check(placed.own_half(half), plan.work.own_half(rank, half));
     const std::int64_t tokens = plan.local_tokens(rank);
