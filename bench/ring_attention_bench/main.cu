@@ -3,7 +3,7 @@
 // bits. Packed documents, of lengths drawn by the seed, stand beside one document of as many operations.
 //
 //   ring_attention_bench [--ranks <number>] [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed
-//   <number>] [--rows <some of: 16k,packed,32k,64k and names of heads as printed>]
+//   <number>] [--rows <some of: 16k,packed,32k,64k,latents and names of heads as printed>]
 //
 // Exit code 77 where there are fewer GPUs than ranks (two); 1 when bits differ or time is up; 3 with --check when a bar
 // is missed. The same rows of PyTorch: peers/context_parallel.py.
@@ -20,6 +20,7 @@
 #include "../comm_bench/report.hpp"
 #include "../comm_bench/site.cuh"
 #include "../gpu_ranks.hpp"
+#include "latents.cuh"
 
 template <>
 struct pleat::attention_leaf<pleat::cuda_device>
@@ -224,6 +225,65 @@ class Rank {
     run(heads, by_zigzag, {});
   }
 
+  /// Where latents of 512 + 64 numbers travel in place of keys and values.
+  void run_latents(const Heads& heads, std::int64_t tokens) {
+    const auto plan_of = [&](Transport transport) {
+      return ring::plan(site_.ranks(),
+                        {.tokens = tokens,
+                         .q_heads = heads.q,
+                         .kv_heads = heads.kv,
+                         .qk_dim = heads.qk_dim,
+                         .v_dim = heads.v_dim,
+                         .latent_dim = 576,
+                         .dtype = DType::bf16},
+                        {.transport = transport});
+    };
+    const ring::Plan peer = plan_of(Transport::peer), collective = plan_of(Transport::collective);
+    const std::int64_t local = peer.local_tokens(site_.rank());
+    const Tensor q = tensor(local, heads.q, heads.qk_dim), latent = tensor(local, 1, 576),
+                 dout = tensor(local, heads.q, heads.v_dim), out = tensor(local, heads.q, heads.v_dim),
+                 dq = tensor(local, heads.q, heads.qk_dim), dlatent = tensor(local, 1, 576);
+    const auto rows = [&](const Tensor& t) {
+      return TensorRef(t.ref.data(), DType::bf16, {1, local, 576}, t.ref.device());
+    };
+    const CudaBuffer scratch(collective.footprint().scratch);
+    const Streams<cudaStream_t> s{site_.s, site_.side};
+    ring_attention_bench::LatentExpander expander;
+    std::deque<Way> ways;
+    ways.emplace_back(peer, site_, scratch.block(), s.compute);
+    ways.emplace_back(collective, site_, scratch.block(), s.compute);
+    std::vector<std::function<void()>> forwards, backwards;
+    std::vector<std::vector<std::byte>> first;
+    for (Way& way : ways) {
+      forwards.emplace_back([&] { way.op.forward_latent(s, expander, q.ref, rows(latent), out.ref, way.saved); });
+      backwards.emplace_back([&] { way.op.backward_latent(s, expander, dout.ref, way.saved, dq.ref, rows(dlatent)); });
+      forwards.back()();
+      backwards.back()();
+      site_.world.wait(s.compute);
+      std::vector<std::vector<std::byte>> result;
+      for (const Tensor* of : {&out, &dq, &dlatent}) result.push_back(of->download());
+      if (first.empty()) first = result;
+      if (site_.meet(result == first ? 0 : 1) != 0) throw std::runtime_error("other bits of latents by NCCL");
+    }
+    Carver slots(scratch.block());
+    const ring::KeyValueBlock sums = ring::detail::block_of(ring::detail::take_slots(slots, collective).sums[0],
+                                                            collective, local, DType::f32, q.ref.device());
+    const TensorRef no_values(nullptr, DType::bf16, {1, local, 1, 0}, q.ref.device());
+    NoTransfers nothing(site_.rank(), sums, {});
+    const Alone alone(collective, ways[1], site_.rank(), scratch.block(), s.compute);
+    const ring::detail::RingTensors tensors{q.ref, {latent.ref, no_values}, out.ref, alone.lse};
+    const ring::detail::RingGradients gradients{dout.ref, dq.ref, {dlatent.ref, no_values}};
+    forwards.emplace_back([&] { alone.schedule.forward(nothing, s, alone.work, tensors, expander); });
+    backwards.emplace_back([&] { alone.schedule.backward(nothing, s, alone.work, tensors, gradients, expander); });
+    const std::vector<double> forward = in_turn(forwards), backward = in_turn(backwards);
+    const double pairs = static_cast<double>(tokens) * static_cast<double>(tokens) / 2 * heads.q / site_.ranks();
+    const std::string name = std::string(heads.name) + " latents";
+    add(name, "forward by copies", 2 * pairs * (heads.qk_dim + heads.v_dim), forward[0], forward[2], 0);
+    add(name, "backward by copies", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), backward[0], backward[2], 0);
+    report_.add({name, "forward by NCCL", 0, forward[1], 0, forward[2]});
+    report_.add({name, "backward by NCCL", 0, backward[1], 0, backward[2]});
+  }
+
  private:
   static constexpr int samples = 5;
 
@@ -277,10 +337,10 @@ class Rank {
   /// Times of the slowest rank, us: medians of samples that are taken in turn, so that each meets the same clocks.
   std::vector<double> in_turn(const std::vector<std::function<void()>>& runs) {
     std::vector<std::vector<double>> times(runs.size());
-    for (int sample = 0; sample < 2 + samples; ++sample) {
+    for (int sample = 0; sample < 1 + samples; ++sample) {
       for (std::size_t i = 0; i < runs.size(); ++i) {
         const double time = 1000 * site_.meet(site_.time_ms(sample, 1, [&](int) { runs[i](); }));
-        if (sample >= 2) times[i].push_back(time);
+        if (sample >= 1) times[i].push_back(time);
       }
     }
     std::vector<double> medians;
@@ -371,6 +431,7 @@ int work(NcclComm& world, CudaThreadComm*, const gpu_ranks::Options& options) {
                              Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
     if (wants(heads.name)) rank.run(heads, one_document(32768), {});
   }
+  if (wants("latents")) rank.run_latents({"16/16 d192/128", 16, 16, 192, 128}, 32768);
   return report.verdict(options.check);
 }
 
