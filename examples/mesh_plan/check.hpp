@@ -95,36 +95,44 @@ inline std::vector<Measured> read_measured(std::istream& in, const Request& defa
 /// Estimates beside what was measured.
 struct Comparison {
   std::string table;
-  double worst_percent = 0;  ///< of memory
+  double worst_percent = 0, worst_time_percent = 0;
 };
 inline Comparison compare(const std::vector<Measured>& all) {
   using pleat::estimate::detail::fixed, pleat::estimate::detail::left;
   Comparison made;
   made.table = left("mesh", 24) + left("layers", 16) +
-               "sequence   GiB: estimate   measured      off    ms: at least   measured   times\n";
-  int compared = 0;
+               "sequence   GiB: estimate   measured      off    ms: at least   expected   measured      off\n";
+  int compared = 0, timed = 0;
+  const auto off = [](double estimate, double measured, double& worst, int& count) {
+    const double percent = 100 * (estimate / measured - 1);
+    worst = std::max(worst, std::abs(percent));
+    ++count;
+    return percent;
+  };
   for (const Measured& m : all) {
     const pleat::estimate::Job& job = m.request.job;
     pleat::estimate::Planner planner(job);
     const auto estimate = planner.estimate(pleat::parse_mesh(m.request.mesh));
-    const double gib = estimate.memory.total() / (1 << 30), ms = estimate.time.bound * 1e3;
+    const double gib = estimate.memory.total() / (1 << 30), ms = estimate.time.seconds.expected * 1e3;
     std::string memory(20, ' '), time;
     if (m.peak_gib) {
-      const double percent = 100 * (gib / *m.peak_gib - 1);
-      memory = fixed(*m.peak_gib, 3, 11) + fixed(percent, 2, 8) + '%';
-      made.worst_percent = std::max(made.worst_percent, std::abs(percent));
-      ++compared;
+      memory = fixed(*m.peak_gib, 3, 11) + fixed(off(gib, *m.peak_gib, made.worst_percent, compared), 2, 8) + '%';
     }
-    if (m.step_ms) time = fixed(*m.step_ms, 2, 11) + fixed(*m.step_ms / ms, 2, 8);
+    if (m.step_ms) {
+      time = fixed(*m.step_ms, 2, 11) + fixed(off(ms, *m.step_ms, made.worst_time_percent, timed), 1, 8) + '%';
+    }
     made.table += left(m.request.mesh, 24) +
                   left(std::to_string(job.model.layers) + " of " + std::to_string(job.model.hidden), 16) +
-                  fixed(static_cast<double>(job.sequence), 0, 8) + fixed(gib, 3, 16) + memory + fixed(ms, 2, 16) +
-                  time + '\n';
+                  fixed(static_cast<double>(job.sequence), 0, 8) + fixed(gib, 3, 16) + memory +
+                  fixed(estimate.time.seconds.bound * 1e3, 2, 16) + fixed(ms, 2, 11) + time + '\n';
   }
-  if (compared > 0) {
-    made.table += "memory: at most " + fixed(made.worst_percent, 2) + " % off in " + std::to_string(compared) +
-                  " configurations\n";
-  }
+  const auto sum_up = [&](const char* what, double worst, int count) {
+    if (count == 0) return;
+    made.table +=
+        std::string(what) + ": at most " + fixed(worst, 2) + " % off in " + std::to_string(count) + " configurations\n";
+  };
+  sum_up("memory", made.worst_percent, compared);
+  sum_up("time", made.worst_time_percent, timed);
   return made;
 }
 

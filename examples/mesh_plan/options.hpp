@@ -23,7 +23,7 @@ struct Request {
   pleat::estimate::Wanted wanted;
   int top = 20;
   std::string json, svg, check;
-  double within = 0;  ///< percent, of --check; 0: any
+  double within = 0, time_within = 0;  ///< percent, of --check; 0: any
   bool help = false;
 };
 
@@ -166,10 +166,13 @@ inline std::vector<Setting> settings() {
       integer("top", "meshes shown (20)", [](Request& r) -> int& { return r.top; }),
       file("json", "also write all meshes", &Request::json),
       file("svg", "also draw the first meshes", &Request::svg),
-      file("check", "compare with measured runs: CSV whose columns are settings, peak-gib and step-ms",
+      file("check",
+           "compare with measured runs: CSV whose columns are settings, peak-gib and step-ms, or JSON with the same",
            &Request::check),
       {"within", "P", "with check: fail when an estimate of memory is off by more, in percent",
        [](Request& r, std::string_view text) { r.within = number<double>("within", text); }},
+      {"time-within", "P", "the same of the expected time",
+       [](Request& r, std::string_view text) { r.time_within = number<double>("time-within", text); }},
   };
 }
 
@@ -199,8 +202,7 @@ inline Request read(const std::vector<std::string_view>& arguments) {
 }
 
 inline std::string help_text() {
-  std::string text =
-      "mesh_plan [options]: which meshes can run a job, what they take and how long a step takes at least\n\n";
+  std::string text = "mesh_plan [options]: which meshes can run a job, what they take and how long a step takes\n\n";
   for (const Setting& setting : settings()) {
     std::string left = "  --" + std::string(setting.name) + ' ' + setting.takes;
     left.resize(std::max<std::size_t>(left.size() + 1, 24), ' ');

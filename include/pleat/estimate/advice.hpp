@@ -9,7 +9,7 @@ namespace pleat::inline v0::estimate {
 struct Advice {
   std::string change;
   double total_bytes = 0;
-  double step_seconds = 0;
+  double step_seconds = 0;  ///< expected
   Verdict verdict = Verdict::fits;
 };
 
@@ -21,7 +21,7 @@ inline std::vector<Advice> advise(const Job& job, const Estimate& made) {
       Planner planner(other);
       const Estimate changed = planner.estimate(RuntimeMesh(degrees));
       if (changed.memory.total() > 0.99 * made.memory.total()) return;
-      found.push_back({change, changed.memory.total(), changed.time.bound, changed.verdict});
+      found.push_back({change, changed.memory.total(), changed.time.seconds.expected, changed.verdict});
     } catch (const error&) {
       // The job cannot run that way, so it is no advice.
     }
@@ -69,7 +69,7 @@ inline void sort_estimates(std::vector<Estimate>& all) {
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) {
     if (a.verdict != b.verdict) return a.verdict < b.verdict;
     if (a.verdict == Verdict::too_large) return a.memory.total() < b.memory.total();
-    return a.time.bound < b.time.bound;
+    return a.time.seconds.expected < b.time.seconds.expected;
   });
 }
 

@@ -1,4 +1,4 @@
-// Estimates as a picture: a bar of memory per mesh against the GPU's size, and beside it the bound of a step.
+// Estimates as a picture: a bar of memory per mesh against the GPU's size, and beside it the time of a step.
 #pragma once
 
 #include <pleat/estimate/report.hpp>
@@ -55,7 +55,7 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
   double most_bytes = 1.1 * static_cast<double>(job.gpu_bytes), most_seconds = 1e-9;
   for (const Row& row : shown) {
     most_bytes = std::max(most_bytes, row.made.memory.total());
-    most_seconds = std::max(most_seconds, row.made.time.bound);
+    most_seconds = std::max(most_seconds, row.made.time.seconds.expected);
   }
   // A bar past twice the GPU's size says no more than that it is too long.
   most_bytes = std::min(most_bytes, 2.2 * static_cast<double>(job.gpu_bytes));
@@ -77,7 +77,7 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
             all.substr(all.find(": ") + 2, cut + 11 - all.find(": ") - 2));
   svg.label(Style::margin, Style::margin + 59, 12, Ink::faint, all.substr(cut + 13));
   svg.label(left, top - 26, 12, Ink::ink, "memory of the rank that takes most, GiB", "font-weight=\"600\"");
-  svg.label(steps, top - 26, 12, Ink::ink, "a step takes at least, s", "font-weight=\"600\"");
+  svg.label(steps, top - 26, 12, Ink::ink, "a step is expected to take, s; dark: at least", "font-weight=\"600\"");
 
   const auto axis = [&](double most, double unit, auto place) {
     const double step = detail::tick_step(most / unit);
@@ -113,9 +113,10 @@ inline std::string draw_svg(const Job& job, std::span<const Row> rows) {
     svg.rect(left + Style::memory_width + 52, y + 2, 52, Style::bar, 8, text("fill=\"", Style::pill(e.verdict), "\""));
     svg.label(left + Style::memory_width + 78, y + 14, 10, Style::words(e.verdict),
               e.verdict == Verdict::too_large ? "too large" : name_of(e.verdict), "text-anchor=\"middle\"");
-    svg.rect(steps, y + 2, std::max(1, step_x(e.time.bound) - steps), Style::bar, 0, "fill=\"#c3cbd6\"");
-    svg.label(step_x(e.time.bound) + 5, y + 14, 10, Ink::faint,
-              text(detail::seconds(e.time.bound).c_str(), " ", name_of(e.time.limit)));
+    svg.rect(steps, y + 2, std::max(1, step_x(e.time.seconds.expected) - steps), Style::bar, 0, "fill=\"#c3cbd6\"");
+    svg.rect(step_x(e.time.seconds.bound) - 1, y + 2, 2, Style::bar, 0, "fill=\"#5b6675\"");
+    svg.label(step_x(e.time.seconds.expected) + 5, y + 14, 10, Ink::faint,
+              text(detail::seconds(e.time.seconds.expected).c_str(), " ", name_of(e.time.limit)));
     y += Style::row;
   }
   svg.rect(x_of(size), top - 4, 2, bottom - top + 6, 0, "fill=\"#9c2a1f\"");

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include <pleat/estimate/rates.hpp>
+
 namespace pleat::inline v0::estimate {
 
 struct Ceiling {
@@ -41,7 +43,7 @@ inline constexpr Ceiling ceilings[] = {
     ceiling::memory,  ceiling::nvlink,      ceiling::network,           ceiling::kernels,
     ceiling::context, ceiling::communicator};
 
-/// The ceilings as numbers, to be replaced by those of another machine.
+/// The ceilings as numbers, and what operations reach, to be replaced by those of another machine.
 struct Machine {
   double gemm = ceiling::gemm.value;
   double grouped = ceiling::grouped.value;
@@ -53,6 +55,7 @@ struct Machine {
   std::size_t kernels_bytes = static_cast<std::size_t>(ceiling::kernels.value);
   std::size_t context_bytes = static_cast<std::size_t>(ceiling::context.value);
   std::size_t communicator_bytes = static_cast<std::size_t>(ceiling::communicator.value);
+  Rates rates = {};
 };
 
 }  // namespace pleat::inline v0::estimate

@@ -30,7 +30,7 @@ inline std::string seconds(double value, int width = 0) {
   return fixed(value, value >= 100 ? 0 : value >= 10 ? 1 : value >= 1 ? 2 : 4, width);
 }
 inline double tokens_per_gpu_second(const Job& job, const Estimate& e) {
-  return static_cast<double>(job.batch) * static_cast<double>(job.sequence) / e.time.bound / job.world;
+  return static_cast<double>(job.batch) * static_cast<double>(job.sequence) / e.time.seconds.expected / job.world;
 }
 }  // namespace detail
 
@@ -52,8 +52,8 @@ inline std::string draw_text(const Job& job, std::span<const Row> rows) {
   for (const Row& row : rows) mesh_width = std::max(mesh_width, to_string(row.made.mesh).size());
   std::string text =
       job_text(job) + "\n\n" + detail::left("mesh", mesh_width) +
-      "  verdict          GiB   shards  units   acts   rest   rank    step s  tok/s/GPU  bound by  NVLink "
-      "GB  network GB  what helps\n";
+      "  verdict          GiB   shards  units   acts   rest   rank    step s  tok/s/GPU  at least  by        "
+      "NVLink GB  network GB  what helps\n";
   for (const Row& row : rows) {
     const Estimate& e = row.made;
     const Memory& m = e.memory;
@@ -64,8 +64,8 @@ inline std::string draw_text(const Job& job, std::span<const Row> rows) {
     text += detail::left(to_string(e.mesh), mesh_width) + "  " + detail::left(name_of(e.verdict), 12) +
             detail::fixed(detail::gib(m.total()), 2, 8) + "  " + column(shards) + column(units) + column(acts) +
             column(m.total() - shards - units - acts) + v0::detail::padded(std::to_string(e.worst_rank()), 7) +
-            detail::seconds(e.time.bound, 10) + detail::fixed(detail::tokens_per_gpu_second(job, e), 0, 11) + "  " +
-            detail::left(name_of(e.time.limit), 8) + detail::fixed(sent.nvlink / 1e9, 1, 11) +
+            detail::seconds(e.time.seconds.expected, 10) + detail::fixed(detail::tokens_per_gpu_second(job, e), 0, 11) +
+            "  " + detail::left(name_of(e.time.limit), 8) + detail::fixed(sent.nvlink / 1e9, 1, 11) +
             detail::fixed(sent.network / 1e9, 1, 12);
     if (!row.advice.empty()) {
       const Advice& best = row.advice.front();
@@ -91,7 +91,8 @@ inline std::string detail_text(const Job& job, const Row& row) {
     text += "  " + detail::left(name_of(static_cast<Part>(i)), 15) + detail::fixed(detail::gib(bytes), 3, 9) +
             " GiB  " + std::string(std::min<std::size_t>(width, 120), '#') + '\n';
   }
-  text += "\nstep: at least " + detail::seconds(e.time.bound) + " s, bound by " + name_of(e.time.limit) + "; " +
+  text += "\nstep: " + detail::seconds(e.time.seconds.expected) + " s expected, at least " +
+          detail::seconds(e.time.seconds.bound) + " s, bound by " + name_of(e.time.limit) + "; " +
           std::to_string(e.micro_batches) + " micro-batches, " + detail::fixed(100 * e.time.bubble_share, 1) +
           " % bubble; " + detail::fixed(detail::tokens_per_gpu_second(job, e), 0) + " tokens/s per GPU\n";
   text += "  sent per rank        NVLink GB   network GB\n";
@@ -151,13 +152,14 @@ inline std::string to_json(const Job& job, std::span<const Row> rows) {
               member("nvlink", bytes.nvlink) + ", " + member("network", bytes.network) + '}';
     }
     json += "}, " + member("micro_batches", static_cast<double>(e.micro_batches)) + ", " +
-            member("step_seconds", e.time.bound) + ", " + quoted("bound_by", name_of(e.time.limit)) + ", " +
-            member("bubble_share", e.time.bubble_share) + ", \"helps\": [";
+            member("expected_seconds", e.time.seconds.expected) + ", " + member("bound_seconds", e.time.seconds.bound) +
+            ", " + quoted("bound_by", name_of(e.time.limit)) + ", " + member("bubble_share", e.time.bubble_share) +
+            ", \"helps\": [";
     for (std::size_t i = 0; i < row.advice.size(); ++i) {
       const Advice& a = row.advice[i];
       json += std::string(i == 0 ? "" : ", ") + '{' + quoted("change", a.change) + ", " +
               member("total_bytes", a.total_bytes) + ", " + quoted("verdict", name_of(a.verdict)) + ", " +
-              member("step_seconds", a.step_seconds) + '}';
+              member("expected_seconds", a.step_seconds) + '}';
     }
     json += "]}";
     separator = ",\n";

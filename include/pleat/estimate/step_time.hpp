@@ -1,7 +1,7 @@
-// How long a step takes: at least, from what a machine cannot pass.
+// How long a step takes: at least, from what a machine cannot pass, and as it is expected, from what operations reach.
 #pragma once
 
-#include <pleat/estimate/traffic.hpp>
+#include <pleat/estimate/unit_streams.hpp>
 
 namespace pleat::inline v0::estimate {
 
@@ -12,9 +12,9 @@ constexpr const char* name_of(Limit limit) {
 }
 
 struct StepTime {
-  double bound = 0;  ///< seconds
-  Limit limit = Limit::passes;
-  double bubble_share = 0;  ///< of the passes, on the rank that waits most
+  Seconds seconds = {};
+  Limit limit = Limit::passes;  ///< of the bound
+  double bubble_share = 0;      ///< of the bound's passes, on the rank that waits most
 };
 
 /// Plays the schedules of a mesh. All is borrowed.
@@ -22,8 +22,9 @@ class StepClock {
  public:
   StepClock(const Job& job, const MeshPlans& all, Schedules& schedules) : job_(job), all_(all), schedules_(schedules) {
     for (int stage = 0; stage < all.mesh.pp; ++stage) {
-      std::vector<Passes>& of_chunks = passes_.emplace_back();
-      for (const Chunk& chunk : all.chunks(stage)) of_chunks.push_back(passes_of(chunk));
+      const std::vector<Chunk> chunks = all.chunks(stage);
+      std::vector<ChunkTimes>& of_stage = times_.emplace_back();
+      for (const Chunk& chunk : chunks) of_stage.push_back(times_of(chunk, room_of(chunks)));
     }
   }
 
@@ -31,67 +32,167 @@ class StepClock {
   /// are updated. `sent`: of the rank that sends most; `shards`: of the stages.
   StepTime time(const Bytes& sent, std::span<const ShardBytes> shards) const {
     const Machine& machine = job_.machine;
-    double bubble = 0, updates = 0;
-    const double makespan = schedules_.over_step(
-        job_.schedule_of(all_.mesh), all_.mesh.pp, job_.micro_batches(all_.mesh), [&](const pipeline::Schedule& part) {
-          const auto cost = [&](int rank, const pipeline::Op& op) { return seconds(rank, op); };
-          const pipeline::Timeline run = simulate(part, cost, pipeline::TransferModel::instant);
-          bubble = std::max(bubble, run.max_bubble());
-          return run.makespan;
-        });
-    for (const ShardBytes& of_stage : shards) updates = std::max(updates, seconds_of_updates(of_stage));
-    const double bounds[] = {makespan, sent.nvlink / machine.nvlink, sent.network / machine.network};
+    double bubble = 0;
+    const double passes = makespan(&Seconds::bound, bubble), expected = makespan(&Seconds::expected, bubble);
+    Seconds updates;
+    for (const ShardBytes& of_stage : shards) {
+      const Seconds own = seconds_of_updates(of_stage);
+      updates = {std::max(updates.bound, own.bound), std::max(updates.expected, own.expected)};
+    }
+    const double bounds[] = {passes, sent.nvlink / machine.nvlink, sent.network / machine.network};
     const double* const longest = std::max_element(std::begin(bounds), std::end(bounds));
-    return {*longest + updates, static_cast<Limit>(longest - bounds), makespan > 0 ? bubble / makespan : 0};
+    const double bound = *longest + updates.bound;
+    return {{bound, std::max(bound, expected + updates.expected + ends())},
+            static_cast<Limit>(longest - bounds),
+            passes > 0 ? bubble / passes : 0};
   }
 
  private:
-  /// Updates move 30 bytes per element of AdamW and 26 of Muon, which also multiplies. source: docs/benchmarks.md.
-  double seconds_of_updates(const ShardBytes& shards) const {
-    return (shards.adamw / 8 * 30 + shards.muon / 4 * 26) / job_.machine.memory + shards.muon_flops / job_.machine.gemm;
+  /// What nothing hides: the gather of the first unit, the sum of the last, that over replicas, the host's part.
+  double ends() const {
+    double most = 0;
+    for (int stage = 0; stage < all_.mesh.pp; ++stage) {
+      const std::vector<Chunk> chunks = all_.chunks(stage);
+      const std::vector<UnitWork> units = all_.work.units(chunks.front(), all_.units);
+      const UnitStep first = step_of(units.front(), 0, true, true);
+      most = std::max(most, first.gather + first.sum + seconds_of_replicas(RankUnits(chunks, all_.units).sizes));
+    }
+    return most + job_.machine.rates.step;
+  }
+  double seconds_of_replicas(std::span<const UnitSize> units) const {
+    Bytes sent;
+    for (const UnitSize& unit : units) {
+      const int replicas = all_.mesh.replicas;
+      const auto width = static_cast<double>(size_bytes(accumulator(job_.compute)));
+      sent = sent + Links(all_.mesh, job_.domain)
+                        .to_all(GroupUse::replica, width * 2 * (replicas - 1) / replicas * unit.elems / ranks_of(unit));
+    }
+    return std::max(sent.nvlink / job_.machine.rates.replicas, sent.network / job_.machine.network);
+  }
+  double makespan(double Seconds::*which, double& bubble) const {
+    return schedules_.over_step(
+        job_.schedule_of(all_.mesh), all_.mesh.pp, job_.micro_batches(all_.mesh), [&](const pipeline::Schedule& part) {
+          const auto cost = [&](int rank, const pipeline::Op& op) { return seconds(rank, op).*which; };
+          const pipeline::Timeline run = simulate(part, cost, pipeline::TransferModel::instant);
+          if (which == &Seconds::bound) bubble = std::max(bubble, run.max_bubble());
+          return run.makespan;
+        });
   }
 
-  /// The passes of a chunk, with what they move in memory besides products: activations are written and read once;
-  /// gradients are written as units, read by those that sum them, and added to shards.
-  Passes passes_of(const Chunk& chunk) const {
-    Passes passes = all_.work.chunk(chunk);
+  /// Updates move 30 bytes per element of AdamW and 26 of Muon, which also multiplies. source: docs/benchmarks.md.
+  Seconds seconds_of_updates(const ShardBytes& shards) const {
+    const double moved = shards.adamw / 8 * 30 + shards.muon / 4 * 26, normed = shards.gradients;
+    const Machine& machine = job_.machine;
+    return {moved / machine.memory + shards.muon_flops / machine.gemm,
+            (moved + normed) / machine.rates.shards + shards.muon_flops / machine.rates.product};
+  }
+
+  /// Of a chunk.
+  struct ChunkTimes {
+    Passes passes;                                                              // bounds
+    double forward = 0, input_gradient = 0, weight_gradient = 0, backward = 0;  // expected
+  };
+
+  /// The bounds of a chunk's passes, with what they move in memory besides products: activations are written and read
+  /// once; gradients are written as units, read by those that sum them, and added to shards.
+  Passes bounds_of(const Chunk& chunk, std::span<const UnitWork> units) const {
     const double rate = job_.machine.memory, held = all_.bytes_held(chunk) / rate;
-    passes.forward.compute += held;
-    passes.input_gradient.compute += held;
-    for (const UnitSize& unit : RankUnits({&chunk, 1}, all_.units).sizes) {
-      const int ranks = all_.shards.groups().of(unit.kind);
+    Passes passes;
+    passes.forward.compute.bound = passes.input_gradient.compute.bound = held;
+    for (const UnitWork& work : units) {
+      passes = passes + work.passes;
       const auto unit_bytes = 2 * static_cast<double>(size_bytes(job_.gradient));
-      const auto shard_bytes = 2 * static_cast<double>(size_bytes(accumulator(job_.compute))) / ranks;
-      passes.weight_gradient.compute += unit.elems * (unit_bytes + shard_bytes) / rate;
+      const auto shard_bytes = 2 * static_cast<double>(size_bytes(accumulator(job_.compute))) / ranks_of(work.unit);
+      passes.weight_gradient.compute.bound += work.unit.elems * (unit_bytes + shard_bytes) / rate;
     }
     return passes;
   }
-
-  double seconds(int rank, const pipeline::Op& op) const {
+  ChunkTimes times_of(const Chunk& chunk, const std::array<UnitRoom, 2>& room) const {
+    const std::vector<UnitWork> units = all_.work.units(chunk, all_.units);
+    ChunkTimes times{bounds_of(chunk, units)};
+    std::vector<UnitStep> forward, inputs, weights, both;
     const Machine& machine = job_.machine;
-    const auto of = [&](const pipeline::Part& part) -> const Passes& {
-      return passes_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(part.chunk)];
+    for (const UnitWork& work : units) {
+      const bool is_head = work.passes.forward.compute.expected == 0;
+      if (!is_head) forward.push_back(step_of(work, work.passes.forward.seconds(machine).expected, true, false));
+    }
+    for (auto work = units.rbegin(); work != units.rend(); ++work) {
+      const double input = work->passes.input_gradient.seconds(machine).expected,
+                   weight = work->passes.weight_gradient.seconds(machine).expected;
+      const bool is_embedding = input == 0;
+      inputs.push_back(step_of(*work, input, !is_embedding, false));
+      weights.push_back(step_of(*work, weight, false, true));
+      both.push_back(step_of(*work, input + weight, !is_embedding, true));
+    }
+    times.forward = play(forward, room);
+    times.input_gradient = play(inputs, room);
+    times.weight_gradient = play(weights, room);
+    times.backward = play(both, room);
+    return times;
+  }
+  int ranks_of(const UnitSize& unit) const { return all_.shards.groups().of(unit.kind); }
+  std::array<UnitRoom, 2> room_of(std::span<const Chunk> chunks) const {
+    const std::array<int, 2> slots = all_.shards.slots(chunks);
+    return {UnitRoom{slots[0], 2}, UnitRoom{slots[1], 2}};
+  }
+  UnitStep step_of(const UnitWork& work, double compute, bool gathers, bool sums) const {
+    const int ranks = ranks_of(work.unit);
+    const Rates& rates = job_.machine.rates;
+    const auto width = static_cast<double>(size_bytes(job_.compute)),
+               sum_width = static_cast<double>(size_bytes(job_.gradient));
+    UnitStep step{work.unit.kind, compute};
+    if (ranks == 1) {
+      // The first gradient of a step is written where it stays, others are added to it.
+      const double added = 1 - 1 / static_cast<double>(job_.micro_batches(all_.mesh));
+      if (sums) step.compute += added * work.unit.elems * 3 * sum_width / rates.shards;
+      return step;
+    }
+    const Links links(all_.mesh, job_.domain);
+    const GroupUse use = work.unit.kind == Param::dense ? GroupUse::dense_shard : GroupUse::expert_shard;
+    const auto seconds = [&](double bytes, double rate) {
+      const Bytes sent = links.to_all(use, bytes * work.unit.elems * (ranks - 1) / ranks);
+      return std::max(sent.nvlink / rate, sent.network / job_.machine.network) + rates.meeting;
     };
+    if (gathers) step.gather = seconds(width, rates.gathers);
+    if (sums) step.sum = seconds(sum_width, rates.sums);
+    // What moves beside takes bandwidth of memory, and multiprocessors.
+    step.compute += rates.disturbed * (step.gather + step.sum);
+    return step;
+  }
+
+  Seconds seconds(int rank, const pipeline::Op& op) const {
+    const Machine& machine = job_.machine;
+    const auto of = [&](const pipeline::Part& part) -> const ChunkTimes& {
+      return times_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(part.chunk)];
+    };
+    const auto bound = [&](const Pass& pass) { return pass.seconds(machine).bound; };
     switch (op.kind) {
       case pipeline::OpKind::forward:
-        return of(op.forward).forward.seconds(machine);
+        return {bound(of(op.forward).passes.forward), of(op.forward).forward};
       case pipeline::OpKind::input_backward:
-        return of(op.backward).input_gradient.seconds(machine);
+        return {bound(of(op.backward).passes.input_gradient), of(op.backward).input_gradient};
       case pipeline::OpKind::weight_backward:
-        return of(op.backward).weight_gradient.seconds(machine);
-      case pipeline::OpKind::backward:
-        return (of(op.backward).input_gradient + of(op.backward).weight_gradient).seconds(machine);
+        return {bound(of(op.backward).passes.weight_gradient), of(op.backward).weight_gradient};
+      case pipeline::OpKind::backward: {
+        const ChunkTimes& times = of(op.backward);
+        return {bound(times.passes.input_gradient + times.passes.weight_gradient), times.backward};
+      }
       case pipeline::OpKind::overlapped:
         break;
     }
-    const Passes& backward = of(op.backward);
-    return overlapped_seconds(of(op.forward).forward, backward.input_gradient + backward.weight_gradient, machine);
+    const ChunkTimes &forward = of(op.forward), &backward = of(op.backward);
+    const Pass both = backward.passes.input_gradient + backward.passes.weight_gradient;
+    // Side by side: of what a pass alone waits for, half is hidden.
+    const double sent =
+        (forward.passes.forward.experts + both.experts).seconds(machine) * machine.nvlink / machine.rates.wire;
+    return {overlapped_seconds(forward.passes.forward, both, machine),
+            forward.forward + backward.backward - machine.rates.hidden * sent};
   }
 
   const Job& job_;
   const MeshPlans& all_;
   Schedules& schedules_;
-  std::vector<std::vector<Passes>> passes_;  // [stage][chunk]
+  std::vector<std::vector<ChunkTimes>> times_;  // [stage][chunk]
 };
 
 }  // namespace pleat::inline v0::estimate

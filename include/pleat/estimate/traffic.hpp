@@ -64,10 +64,12 @@ inline Traffic traffic_of(const Job& job, const MeshPlans& all, Schedules& sched
                          links.to_all(GroupUse::replica, 4.0 * 2 * (replicas - 1) / replicas * unit.elems / ranks);
   }
   for (const Chunk& chunk : chunks) {
-    const Passes passes = all.work.chunk(chunk);
-    traffic[Use::ring] = traffic[Use::ring] + micro_batches * (passes.forward.ring + passes.input_gradient.ring);
-    traffic[Use::experts] =
-        traffic[Use::experts] + micro_batches * (passes.forward.experts + passes.input_gradient.experts);
+    for (const UnitWork& work : all.work.units(chunk, all.units)) {
+      const Pass& forward = work.passes.forward;
+      const Pass& backward = work.passes.input_gradient;
+      traffic[Use::ring] = traffic[Use::ring] + micro_batches * (forward.ring + backward.ring);
+      traffic[Use::experts] = traffic[Use::experts] + micro_batches * (forward.experts + backward.experts);
+    }
   }
   traffic[Use::stages] = over_step([&](const pipeline::Schedule& part) {
     return static_cast<double>(sends(part.programs[static_cast<std::size_t>(stage)])) * all.work.boundary();

@@ -55,8 +55,8 @@ inline double share_of_rank(int experts, int ep, int k) {
 
 /// One pass of one micro-batch over layers.
 struct Pass {
-  double compute = 0;    ///< seconds
-  double attention = 0;  ///< the part of `compute` behind which the ring's transfers go
+  Seconds compute = {};
+  Seconds attention = {};  ///< the part of `compute` behind which the ring's transfers go
   Bytes ring = {}, experts = {};
 
   friend Pass operator+(const Pass& a, const Pass& b) {
@@ -64,14 +64,19 @@ struct Pass {
   }
   friend Pass operator*(double x, const Pass& a) { return {x * a.compute, x * a.attention, x * a.ring, x * a.experts}; }
   /// Alone: rows must arrive before experts compute and leave after; the ring's blocks arrive while others are used.
-  double seconds(const Machine& m) const {
-    return compute + experts.seconds(m) + std::max(0.0, ring.seconds(m) - attention);
+  Seconds seconds(const Machine& m) const {
+    const double rows = experts.seconds(m), blocks = ring.seconds(m);
+    const auto alone = [&](double all, double hides, double wire) {
+      return all + wire + std::max(0.0, blocks - hides);
+    };
+    return {alone(compute.bound, attention.bound, rows),
+            alone(compute.expected, attention.expected, rows * m.nvlink / m.rates.wire)};
   }
 };
-/// Two passes side by side: what the one sends is behind what the other computes.
+/// The bound of two passes side by side: what the one sends is behind what the other computes.
 inline double overlapped_seconds(const Pass& a, const Pass& b, const Machine& m) {
   const Pass both = a + b;
-  return std::max(both.compute, (both.ring + both.experts).seconds(m));
+  return std::max(both.compute.bound, (both.ring + both.experts).seconds(m));
 }
 
 /// The passes of one layer, or of a chunk.
@@ -85,27 +90,29 @@ struct Passes {
   }
 };
 
+/// A unit, and what is computed with it for a micro-batch.
+struct UnitWork {
+  UnitSize unit;
+  Passes passes;
+};
+
 /// Counts the work of layers on the rank of a stage that has most.
 class LayerWork {
  public:
   LayerWork(const Job& job, const RuntimeMesh& mesh, const LayerPlans& plans)
-      : job_(job), m_(job.model), mesh_(mesh), links_(mesh, job.domain), plans_(plans) {}
+      : job_(job), m_(job.model), mesh_(mesh), links_(mesh, job.domain), plans_(plans), attention_(attention()) {}
 
-  Passes layer(LayerKind kind) const {
-    const Passes own = attention();
-    const Passes mlp = products(mlp_elems(static_cast<double>(m_.mlp_inner(kind))), job_.machine.gemm);
-    return kind == LayerKind::dense ? own + mlp : own + mlp + experts();
-  }
-  /// All of it at the beginning of the backward pass, since the loss has its scores and their gradient at one time.
-  Passes head() const {
-    const Passes one = products(static_cast<double>(m_.hidden) * m_.vocabulary, job_.machine.gemm);
-    return {{}, one.forward + one.input_gradient + one.weight_gradient, {}};
-  }
-  Passes chunk(const Chunk& chunk) const {
-    Passes all;
-    if (chunk.dense_layers > 0) all = all + static_cast<double>(chunk.dense_layers) * layer(LayerKind::dense);
-    if (chunk.moe_layers > 0) all = all + static_cast<double>(chunk.moe_layers) * layer(LayerKind::moe);
-    return chunk.has_head ? all + head() : all;
+  /// Of the units of a chunk, in forward order; see units_of_layer.
+  std::vector<UnitWork> units(const Chunk& chunk, const UnitSizes& sizes) const {
+    std::vector<UnitWork> all;
+    if (chunk.has_embedding) all.push_back({sizes.embedding, embedding(sizes.embedding.elems)});
+    for (const auto& [kind, layers] :
+         {std::pair{LayerKind::dense, chunk.dense_layers}, {LayerKind::moe, chunk.moe_layers}}) {
+      const std::vector<UnitWork> one = layers > 0 ? layer(kind, sizes) : std::vector<UnitWork>{};
+      for (int i = 0; i < layers; ++i) all.insert(all.end(), one.begin(), one.end());
+    }
+    if (chunk.has_head) all.push_back({sizes.head, head()});
+    return all;
   }
 
   /// Of one micro-batch, on its way between two stages.
@@ -114,31 +121,104 @@ class LayerWork {
   }
 
  private:
+  std::vector<UnitWork> layer(LayerKind kind, const UnitSizes& sizes) const {
+    const std::vector<UnitSize>& size = kind == LayerKind::dense ? sizes.dense_layer : sizes.moe_layer;
+    std::vector<UnitWork> all{{size.front(), attention_}};
+    if (kind == LayerKind::moe) {
+      linear(all.front().passes, m_.hidden, m_.experts);  // the router
+      all.push_back({size[1], experts()});
+    }
+    if (const std::int64_t inner = m_.mlp_inner(kind); inner > 0) {
+      all.push_back({size.back(), mlp(static_cast<double>(inner))});
+    }
+    return all;
+  }
+  /// All of it at the beginning of the backward pass, since the loss has its scores and their gradient at one time.
+  Passes head() const {
+    Passes one;
+    linear(one, m_.hidden, m_.vocabulary);
+    Pass all = one.forward + one.input_gradient + one.weight_gradient;
+    rows(all, 2.0 * m_.hidden);
+    rows(all, 3.0 * m_.vocabulary);  // scores are read twice, and become their gradient
+    rows(all, 3.0 * m_.hidden);
+    return {{}, all, {}};
+  }
+  /// Rows that are looked up; their gradients are added to a matrix of `elems` that was zero.
+  Passes embedding(double elems) const {
+    Passes passes;
+    rows(passes.forward, 2.0 * m_.hidden);
+    rows(passes.weight_gradient, 4.0 * m_.hidden);
+    passes.weight_gradient.compute.expected += elems * static_cast<double>(size_bytes(job_.gradient)) / rates().shards;
+    return passes;
+  }
   double tokens() const { return static_cast<double>(plans_.tokens()); }
-  double mlp_elems(double inner) const { return 3 * static_cast<double>(m_.hidden) * inner; }
-  /// Products of all tokens with matrices of so many elements: as much again for each gradient.
-  Passes products(double elems, double rate) const {
-    const Pass one{.compute = 2 * tokens() * elems / rate};
-    return {one, one, one};
+  double width() const { return static_cast<double>(size_bytes(job_.compute)); }
+  const Rates& rates() const { return job_.machine.rates; }
+
+  /// A kernel that reads and writes so many numbers of each token.
+  void rows(Pass& pass, double numbers, double rate = 0) const {
+    pass.compute.expected += tokens() * numbers * width() / (rate > 0 ? rate : rates().rows) + rates().kernel;
+  }
+  /// A product of [m, k] and [k, n].
+  Seconds product(double m, double n, double k) const {
+    return {2 * m * n * k / job_.machine.gemm, rates().product_seconds(m, n, k)};
+  }
+  /// All tokens times a matrix [in, out], and the gradients of both.
+  void linear(Passes& passes, double in, double out) const {
+    passes.forward.compute = passes.forward.compute + product(tokens(), out, in);
+    passes.input_gradient.compute = passes.input_gradient.compute + product(tokens(), in, out);
+    passes.weight_gradient.compute = passes.weight_gradient.compute + product(out, in, tokens());
+  }
+
+  Passes mlp(double inner) const {
+    Passes passes;
+    for (int i = 0; i < 3; ++i) linear(passes, m_.hidden, inner);
+    rows(passes.forward, 3 * inner);
+    rows(passes.input_gradient, 6 * inner);
+    return passes;
   }
 
   Passes attention() const {
-    const double hidden = m_.hidden;
-    double elems = hidden * static_cast<double>(m_.queries() + m_.attended());
-    if (m_.has_latent()) {
-      elems +=
-          hidden * m_.latent_row() + static_cast<double>(m_.latent) * m_.heads * (m_.qk_dim - m_.rope_dim + m_.v_dim);
-    } else {
-      elems += hidden * static_cast<double>(m_.keys() + m_.values());
+    const auto hidden = static_cast<double>(m_.hidden), queries = static_cast<double>(m_.queries()),
+               attended = static_cast<double>(m_.attended()), keys = static_cast<double>(m_.keys()),
+               values = static_cast<double>(m_.values());
+    Passes passes;
+    Pass &forward = passes.forward, &backward = passes.input_gradient;
+    for (int i = 0; i < 2; ++i) {  // norms
+      rows(forward, 2 * hidden);
+      rows(backward, 4 * hidden);
     }
-    Passes passes = products(elems, job_.machine.gemm);
+    linear(passes, hidden, queries);
+    linear(passes, attended, hidden);
+    if (m_.has_latent()) {
+      linear(passes, hidden, m_.latent_row());
+      expand_latents(passes);
+    } else {
+      linear(passes, hidden, keys);
+      linear(passes, hidden, values);
+      rows(backward, 2 * values);
+    }
+    if (m_.qk_norm) {
+      for (const double heads : {queries, keys}) {  // norm and rotation
+        rows(forward, 2 * heads), rows(forward, 2 * heads);
+        rows(backward, 2 * heads), rows(backward, 3 * heads);
+      }
+    }
     const ring::Shape& shape = plans_.ring.shape;
     const std::vector<double> all = pairs_of_ranks(plans_.ring.spans, shape.cu_seqlens, plans_.ring.causal);
     const double pairs = static_cast<double>(shape.batch) * m_.heads * *std::max_element(all.begin(), all.end());
-    add_attention(passes.forward, 2 * pairs * (m_.qk_dim + m_.v_dim) / job_.machine.attention_forward);
-    add_attention(passes.input_gradient, 2 * pairs * (3 * m_.qk_dim + 2 * m_.v_dim) / job_.machine.attention_backward);
+    const double forward_flops = 2 * pairs * (m_.qk_dim + m_.v_dim),
+                 backward_flops = 2 * pairs * (3 * m_.qk_dim + 2 * m_.v_dim);
+    const Machine& machine = job_.machine;
+    const auto length = static_cast<double>(job_.sequence);
+    add_attention(forward, {forward_flops / machine.attention_forward,
+                            forward_flops / rates().attention_forward.at(length) + rates().kernel});
+    add_attention(backward, {backward_flops / machine.attention_backward,
+                             backward_flops / rates().attention_backward.at(length) + 3 * rates().kernel});
+    rows(backward, 2 * attended);  // of each query, the product of output and its gradient
+    rows(backward, 3 * queries);   // gradients of queries were summed in fp32
     // Keys and values, or latents, travel once each way round; their gradients as sums.
-    const double row = m_.has_latent() ? m_.latent_row() : static_cast<double>(m_.keys() + m_.values());
+    const double row = m_.has_latent() ? m_.latent_row() : keys + values;
     const double elements = tokens() * row;
     const DType type = shape.dtype;
     passes.forward.ring = ring(ring_steps() * elements * static_cast<double>(size_bytes(type)));
@@ -146,9 +226,17 @@ class LayerWork {
         passes.forward.ring + ring((mesh_.cp - 1) * elements * static_cast<double>(size_bytes(accumulator(type))));
     return passes;
   }
-  static void add_attention(Pass& pass, double seconds) {
-    pass.compute += seconds;
-    pass.attention += seconds;
+  static void add_attention(Pass& pass, const Seconds& seconds) {
+    pass.compute = pass.compute + seconds;
+    pass.attention = pass.attention + seconds;
+  }
+  /// Keys and values of all heads from the latents; again in backward, and their gradients.
+  void expand_latents(Passes& passes) const {
+    const double made = static_cast<double>(m_.heads) * (m_.qk_dim - m_.rope_dim + m_.v_dim);
+    linear(passes, m_.latent, made);
+    rows(passes.forward, 2 * made);
+    rows(passes.input_gradient, 6 * made);
+    passes.input_gradient.compute.expected += product(tokens(), made, m_.latent).expected;
   }
   /// Blocks that a rank is sent: with peer access only the rows that it reads.
   double ring_steps() const {
@@ -167,15 +255,31 @@ class LayerWork {
     return plans_.ring.transport == Transport::peer ? Bytes{bytes, 0} : links_.to_next(GroupUse::cp, bytes);
   }
 
-  /// The router, and its experts under balanced routing.
+  /// Under balanced routing.
   Passes experts() const {
-    const double router = static_cast<double>(m_.hidden) * m_.experts;
-    Passes passes =
-        products(router, job_.machine.gemm) + products(m_.top_k * mlp_elems(m_.inner), job_.machine.grouped);
+    const double hidden = m_.hidden, inner = m_.inner, k = m_.top_k;
+    Passes passes;
+    Pass &forward = passes.forward, &backward = passes.input_gradient;
+    const double of_rows = 3 * hidden * inner * k;  // multiply-adds of a token
+    const auto grouped = [&](Pass& pass, double rate) {
+      const double flops = 2 * tokens() * of_rows;
+      pass.compute = pass.compute + Seconds{flops / job_.machine.grouped, flops / rate + 2 * rates().kernel};
+    };
+    grouped(forward, rates().grouped);
+    grouped(backward, rates().grouped);
+    grouped(passes.weight_gradient, rates().grouped_weights);
+    const double rate = rates().expert_rows;
+    rows(forward, 3 * 2.0 * m_.experts);             // probabilities and choices, in fp32
+    forward.compute.expected += 6 * rates().kernel;  // plans, headers, losses
+    rows(forward, (1 + k) * hidden, rate);           // placed
+    rows(forward, (k + 2) * hidden, rate);           // summed
+    rows(backward, (2 * k + 1) * hidden, rate);
+    rows(backward, (k + 1) * hidden, rate);
+    rows(backward, 3 * 2.0 * m_.experts);
     const moe::DispatchPlan& plan = plans_.experts.dispatch;
-    const double rows = tokens() * (mesh_.ep - 1) * share_of_rank(m_.experts, mesh_.ep, m_.top_k);
+    const double sent = tokens() * (mesh_.ep - 1) * share_of_rank(m_.experts, mesh_.ep, m_.top_k);
     const auto rows_of = [&](moe::RowKind kind) {
-      return links_.to_all(GroupUse::ep, rows * static_cast<double>(plan.format(kind).row_bytes));
+      return links_.to_all(GroupUse::ep, sent * static_cast<double>(plan.format(kind).row_bytes));
     };
     passes.forward.experts = rows_of(moe::RowKind::token) + rows_of(moe::RowKind::result);
     passes.input_gradient.experts = rows_of(moe::RowKind::gradient) + rows_of(moe::RowKind::token_gradient);
@@ -187,6 +291,7 @@ class LayerWork {
   RuntimeMesh mesh_;
   Links links_;
   const LayerPlans& plans_;
+  Passes attention_;  // of every layer; last, for it asks the others
 };
 
 }  // namespace pleat::inline v0::estimate

@@ -142,6 +142,34 @@ TEST_CASE("gathers are those of the order, with the slots that there are") {
   CHECK(GatherReplay(units, {0, 0}, 1).run(order) == std::vector<std::int64_t>{0, 0, 0, 0});  // a group of one
 }
 
+TEST_CASE("units come ahead of what computes with them, and their gradients leave behind it") {
+  const std::array<UnitRoom, 2> two{UnitRoom{2, 2}, UnitRoom{2, 2}}, one{UnitRoom{1, 1}, UnitRoom{1, 1}};
+  const auto steps = [](double gather, double sum) { return std::vector<UnitStep>(4, {Param::dense, 3, gather, sum}); };
+  CHECK(play(steps(0, 0), two) == 12);
+  CHECK(play(steps(2, 0), two) == 12);      // hidden
+  CHECK(play(steps(2, 0), one) == 12 + 6);  // each but the first waits for the one slot
+  CHECK(play(steps(5, 0), two) == 15 + 3);  // the link is what takes time
+  CHECK(play(steps(0, 2), two) == 12);
+  CHECK(play(steps(0, 2), one) == 12 + 6);
+  CHECK(play(steps(0, 5), two) == 3 + 15);  // the last sum is behind the pass that follows
+  CHECK(play({}, two) == 0);
+}
+
+TEST_CASE("a step is expected to take no less than its bound, and more with slower operations") {
+  Job job = small_job(), slow = job;
+  job.model.hidden = slow.model.hidden = 512;
+  for (double Rates::*rate : {&Rates::product, &Rates::rows, &Rates::shards, &Rates::gathers})
+    slow.machine.rates.*rate /= 4;
+  Planner planner(job), slower(slow);
+  for (const RuntimeMesh& mesh : legal_meshes(job)) {
+    CAPTURE(to_string(mesh));
+    const StepTime made = planner.estimate(mesh).time;
+    CHECK(made.seconds.expected >= made.seconds.bound);
+    CHECK(slower.estimate(mesh).time.seconds.expected > made.seconds.expected);
+    CHECK(slower.estimate(mesh).time.seconds.bound == made.seconds.bound);
+  }
+}
+
 TEST_CASE("a million ranks, layers or micro-batches are planned like few") {
   Job job;
   job.model = preset("qwen3-30b-a3b");
