@@ -33,6 +33,7 @@ struct Shape {
   std::vector<std::int64_t> cu_seqlens{};
 };
 
+/// What of a plan does not follow from its shape.
 struct Options {
   bool causal = true;
   std::optional<double> scale{};  // default 1 / sqrt(qk_dim)
@@ -66,6 +67,7 @@ struct Plan {
   std::vector<TokenSpans> spans;  // of each rank
   Work work;                      // of shape.cu_seqlens
 
+  /// Tokens of a rank; of the rank that holds most, as many as blocks and slots have room for.
   std::int64_t local_tokens(int rank) const { return spans[static_cast<std::size_t>(rank)].tokens(); }
   std::int64_t max_local_tokens() const {
     std::int64_t most = 0;

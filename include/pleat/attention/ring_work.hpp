@@ -34,6 +34,7 @@ class Work {
     for (int rank = 0; rank < cp_; ++rank) add_lists(rank, {&of_steps[index(rank, 0)], spans.size()});
   }
 
+  /// Of the ring: cp.
   int ranks() const { return cp_; }
   /// Of the split and the documents: ranks that work together have the same.
   const PlanHash& hash() const { return hash_; }
@@ -53,6 +54,7 @@ class Work {
   /// All that `rank` computes, its keys in one row of blocks: the own one, then that of step s from row
   /// `own keys + first_row(s)` on, as it stands on its owner.
   const BlockWork& all(int rank) const { return list(rank, lists() - 1).parts.front(); }
+  /// Of the forward pass that it was made for.
   Launches launches() const { return launches_; }
   /// Of the blocks of others that one launch computes.
   std::int64_t block_rows() const { return block_rows_; }
@@ -210,6 +212,7 @@ class PlacedWork {
     executor.copy(memory_, staged, static_cast<std::size_t>(end - staged) * sizeof(Rectangle), s);
   }
 
+  /// What was placed; its members tell what each of these lists is.
   const Work& work() const { return *work_; }
   WorkView part(int step, std::size_t part) const { return view(step, part); }
   WorkView sliced_part(int step, std::size_t part) const {

@@ -18,6 +18,7 @@ struct RingRates {
   double launch_seconds = 5e-6;     // of a kernel that nothing else covers
 };
 
+/// Which pass of attention.
 enum class Pass : unsigned char { forward, backward };
 
 /// What a rank does for some time.
