@@ -6,6 +6,7 @@
 
 namespace pleat::inline v0::estimate {
 
+/// A change and what it makes of the rank that takes most.
 struct Advice {
   std::string change;
   double total_bytes = 0;

@@ -8,6 +8,7 @@
 
 namespace pleat::inline v0::estimate {
 
+/// A number with its unit, and where it was measured.
 struct Ceiling {
   const char* name;
   double value;
@@ -38,6 +39,7 @@ inline constexpr Ceiling communicator{"NCCL communicator", 0.39 * (1 << 30), "B"
                                       "not measured here: the first of a job on H100, the same source"};
 }  // namespace ceiling
 
+/// All of them.
 inline constexpr Ceiling ceilings[] = {
     ceiling::gemm,    ceiling::grouped,     ceiling::attention_forward, ceiling::attention_backward,
     ceiling::memory,  ceiling::nvlink,      ceiling::network,           ceiling::kernels,

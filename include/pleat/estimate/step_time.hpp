@@ -11,6 +11,7 @@ constexpr const char* name_of(Limit limit) {
   return limit == Limit::passes ? "passes" : limit == Limit::nvlink ? "NVLink" : "network";
 }
 
+/// How long a step takes, and what bounds it.
 struct StepTime {
   Seconds seconds = {};
   Limit limit = Limit::passes;  ///< of the bound

@@ -18,6 +18,7 @@ struct Traffic {
 
   Bytes& operator[](Use use) { return bytes[static_cast<std::size_t>(use)]; }
   const Bytes& operator[](Use use) const { return bytes[static_cast<std::size_t>(use)]; }
+  /// Of all uses.
   Bytes total() const { return std::accumulate(bytes.begin(), bytes.end(), Bytes{}); }
   friend Traffic operator+(const Traffic& a, const Traffic& b) { return combine(a, b, 1); }
   friend Traffic operator-(const Traffic& a, const Traffic& b) { return combine(a, b, -1); }

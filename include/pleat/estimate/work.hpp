@@ -10,7 +10,9 @@ struct Bytes {
   double nvlink = 0;
   double network = 0;
 
+  /// Over both links.
   double sum() const { return nvlink + network; }
+  /// The longer of what both links take, at their ceilings.
   double seconds(const Machine& m) const { return std::max(nvlink / m.nvlink, network / m.network); }
   friend Bytes operator+(const Bytes& a, const Bytes& b) { return {a.nvlink + b.nvlink, a.network + b.network}; }
   friend Bytes operator-(const Bytes& a, const Bytes& b) { return {a.nvlink - b.nvlink, a.network - b.network}; }
