@@ -121,9 +121,10 @@ class Rows {
   static moe::DispatchPlan plan_of(int ranks, const Problem& p, const moe::DispatchOptions& options) {
     return moe::plan(ranks, moe::DispatchShape{p.tokens, p.hidden, p.experts, p.k, DType::bf16}, options);
   }
-  /// Every bind takes a window of its own: operations, budgets, parts and layers.
-  static std::size_t window_bytes(int ranks) {
-    constexpr std::size_t binds = 4 + 2 * std::size(bounded) + 1 + 3;
+  /// Every bind takes a window of its own.
+  std::size_t window_bytes(int ranks) const {
+    const std::size_t binds = (wants("ops") ? 4 : 0) + (wants("budgets") ? 2 * std::size(bounded) : 0) +
+                              (wants("parts") ? 1 : 0) + (wants("layer") ? 3 : 0);
     std::size_t bytes = 0;
     for (const Problem& p : problems) {
       bytes += binds * (plan_of(ranks, p, {.transport = Transport::peer}).footprint().symmetric + 128);
