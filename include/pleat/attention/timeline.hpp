@@ -199,7 +199,7 @@ class TimelineTransport : public RingPushes<TimelineExecutor, TimelinePeers> {
 
 struct TimelineLeaf {
   void forward(const AttentionForward& call, int s) const {
-    notes->graph->add(s, seconds(call.q, call.work, 2.0 * (call.q.extent(3) + call.v.extent(3)), notes->rates.flops),
+    notes->graph->add(s, seconds(call.q, call.work, flops_of_pair(call.q, call.v, 1, 1), notes->rates.flops),
                       notes->label);
   }
   /// Group of heads by group of heads, each when its rows are there.
@@ -207,8 +207,7 @@ struct TimelineLeaf {
     const AttentionForward& call = all.call;
     const Arrivals& arrivals = all.arrivals;
     const auto groups = static_cast<int>((all.k.extent(2) + arrivals.heads_per_word - 1) / arrivals.heads_per_word);
-    const double time =
-        seconds(call.q, call.work, 2.0 * (call.q.extent(3) + call.v.extent(3)), notes->rates.flops) / groups;
+    const double time = seconds(call.q, call.work, flops_of_pair(call.q, call.v, 1, 1), notes->rates.flops) / groups;
     for (int group = 0; group < groups; ++group) {
       const int node = notes->graph->add(s, time, group == 0 ? notes->label : "");
       for (int block = 0; block < Arrivals::most_blocks && arrivals.words[block] != nullptr; ++block) {
@@ -219,12 +218,16 @@ struct TimelineLeaf {
     return true;
   }
   void backward(const AttentionBackward& call, int s) const {
-    const double flops_of_pair = 2.0 * (3.0 * call.q.extent(3) + 2.0 * call.v.extent(3));
-    notes->graph->add(s, seconds(call.q, call.work, flops_of_pair, notes->rates.backward_flops), notes->label);
+    notes->graph->add(s, seconds(call.q, call.work, flops_of_pair(call.q, call.v, 3, 2), notes->rates.backward_flops),
+                      notes->label);
   }
   void delta(const TensorRef&, const TensorRef&, const TensorRef&, int) const {}
   void store(const TensorRef&, std::span<const TensorRef>, int) const {}
 
+  /// So many products along the head dim of queries and keys, and of values.
+  static double flops_of_pair(const TensorRef& q, const TensorRef& v, double along_qk, double along_v) {
+    return 2 * (along_qk * static_cast<double>(q.extent(3)) + along_v * static_cast<double>(v.extent(3)));
+  }
   double seconds(const TensorRef& q, const WorkView& work, double flops_of_pair, double flops) const {
     double pairs = 0;
     for (const Rectangle& r : work) {
