@@ -102,6 +102,9 @@ TEST_CASE("prepare tells a kernel of all calls that follow, for both transports"
       ring::Shape shape{.batch = 2, .tokens = 24, .q_heads = 4, .kv_heads = 2, .qk_dim = 5, .v_dim = 3};
       check_prepared(ring::plan(cp, shape, {.transport = transport}));
       check_prepared(ring::plan(cp, shape, {.causal = false, .transport = transport}));
+      if (transport == Transport::peer) {  // one by one, by a kernel that does not take all blocks together
+        check_prepared(ring::plan(cp, shape, {.transport = transport, .launches = ring::Launches::one}));
+      }
       shape.cu_seqlens = {0, 3, 3, 17, 22};
       check_prepared(ring::plan(cp, shape, {.transport = transport}));
     }
