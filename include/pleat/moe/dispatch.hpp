@@ -56,8 +56,8 @@ struct ExpertRows {
 /// The bound operation. Every rank of the ep group makes the same calls in the same order, with any number of tokens up
 /// to max_tokens, 0 among them. All work is ordered on `streams.compute`; with peer access the host learns nothing of
 /// the routing, and rows to other ranks go out on `streams.comm`, while the rank plans and works on its own. Each
-/// token's row travels once to each rank that hosts one of its experts (with SendBy::copies to all), both ways; sums run
-/// in ascending expert, then rank order, so the same inputs give the same bits, whatever moves the rows.
+/// token's row travels once to each rank that hosts one of its experts (with SendBy::copies to all), both ways; sums
+/// run in ascending expert, then rank order, so the same inputs give the same bits, whatever moves the rows.
 ///
 /// A rank that has more than max_tokens sends no row but says so: its outputs are zero, and `check` throws E08 on every
 /// rank of the group. What DispatchOptions::overflow drops adds 0 to its token's sum and gets no gradient, on every
