@@ -34,6 +34,17 @@ namespace detail {
 /// What all ranks do, in the order of each stream; when it happens follows once all is known.
 class TimelineGraph {
  public:
+  using Flag = const std::uint64_t*;
+  TimelineGraph(int ranks, int channels)
+      : ranks_(ranks),
+        flags_(static_cast<std::size_t>(channels) * static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)) {
+  }
+
+  /// Where a rank's signals to another arrive, in a row of all pairs per channel.
+  Flag flag(int from, int to, int channel) const {
+    const std::ptrdiff_t pairs = static_cast<std::ptrdiff_t>(ranks_) * ranks_;
+    return flags_.data() + channel * pairs + static_cast<std::ptrdiff_t>(from) * ranks_ + to;
+  }
   int add(int stream, double seconds = 0, std::string label = {}) {
     const int node = static_cast<int>(nodes_.size());
     const auto [last, is_first] = last_.try_emplace(stream, node);
@@ -43,13 +54,13 @@ class TimelineGraph {
     return node;
   }
   void order(int earlier, int later) { nodes_[static_cast<std::size_t>(later)].after.push_back(earlier); }
-  /// Signals and the awaits that they answer, by the place of the flag.
-  void signal(std::uint64_t flag, int node) { signals_[flag].push_back(node); }
-  void await(std::uint64_t flag, int node) { awaits_[flag].push_back(node); }
+  /// Signals and the awaits that they answer.
+  void signal(Flag flag, int node) { signals_[flag].push_back(node); }
+  void await(Flag flag, int node) { awaits_[flag].push_back(node); }
   /// The next await of the flag will be answered by the signal of this number.
-  std::size_t awaited(std::uint64_t flag) { return awaits_[flag].size(); }
+  std::size_t awaited(Flag flag) { return awaits_[flag].size(); }
   /// `node` waits for that signal too.
-  void peek(std::uint64_t flag, std::size_t number, int node) { peeks_.push_back({flag, number, node}); }
+  void peek(Flag flag, std::size_t number, int node) { peeks_.push_back({flag, number, node}); }
 
   std::vector<TimelineSpan> spans() {
     for (const auto& [flag, waits] : awaits_) {
@@ -86,14 +97,16 @@ class TimelineGraph {
     std::vector<int> after;
   };
   struct Peek {
-    std::uint64_t flag;
+    Flag flag;
     std::size_t number;
     int node;
   };
   std::vector<Node> nodes_;
   std::map<int, int> last_;  // node of each stream
-  std::map<std::uint64_t, std::vector<int>> signals_, awaits_;
+  std::map<Flag, std::vector<int>> signals_, awaits_;
   std::vector<Peek> peeks_;
+  int ranks_;
+  std::vector<std::uint64_t> flags_;
 };
 
 /// What the parts of a rank share: where to write, how fast it all is, and what is being done.
@@ -128,7 +141,7 @@ struct TimelineExecutor {
   TimelineNotes* notes;
 };
 
-/// Peers whose memory nobody touches. A flag is a number: its address, for kernels that await it.
+/// Peers whose memory nobody touches.
 class TimelinePeers {
  public:
   using device_type = TimelineExecutor::device_type;
@@ -143,18 +156,15 @@ class TimelinePeers {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   std::byte* base(int) const { return anywhere_; }
-  void signal(int peer, int channel, int s) { graph_->signal(flag(rank_, peer, channel), graph_->add(s)); }
-  void await(int peer, int channel, int s) { graph_->await(flag(peer, rank_, channel), graph_->add(s)); }
+  void signal(int peer, int channel, int s) { graph_->signal(graph_->flag(rank_, peer, channel), graph_->add(s)); }
+  void await(int peer, int channel, int s) { graph_->await(graph_->flag(peer, rank_, channel), graph_->add(s)); }
   NextSignal next_signal(int peer, int channel) const {
-    const std::uint64_t word = flag(peer, rank_, channel);
-    return {reinterpret_cast<const std::uint64_t*>(word), graph_->awaited(word)};
+    const TimelineGraph::Flag word = graph_->flag(peer, rank_, channel);
+    return {word, graph_->awaited(word)};
   }
   int words_per_channel() const { return size_ * size_; }
 
  private:
-  std::uint64_t flag(int from, int to, int channel) const {
-    return sizeof(std::uint64_t) * static_cast<std::uint64_t>((channel * size_ + from) * size_ + to + 1);
-  }
   TimelineGraph* graph_;
   std::byte* anywhere_;
   int rank_, size_;
@@ -211,8 +221,7 @@ struct TimelineLeaf {
     for (int group = 0; group < groups; ++group) {
       const int node = notes->graph->add(s, time, group == 0 ? notes->label : "");
       for (int block = 0; block < Arrivals::most_blocks && arrivals.words[block] != nullptr; ++block) {
-        const std::uint64_t* const word = arrivals.words[block] + group * arrivals.word_stride;
-        notes->graph->peek(reinterpret_cast<std::uint64_t>(word), arrivals.at_least, node);
+        notes->graph->peek(arrivals.words[block] + group * arrivals.word_stride, arrivals.at_least, node);
       }
     }
     return true;
@@ -248,7 +257,7 @@ inline std::vector<TimelineSpan> timeline(Plan plan, const RingRates& rates, Pas
   plan.transport = Transport::peer;
   const auto shared = std::make_shared<const Plan>(std::move(plan));
   const Shape& shape = shared->shape;
-  detail::TimelineGraph graph;
+  detail::TimelineGraph graph(shared->cp, detail::push_channels(*shared));
   struct alignas(Carver::alignment_bytes) Chunk {
     std::byte bytes[Carver::alignment_bytes];
   };
