@@ -87,7 +87,8 @@ std::vector<pleat::bfloat16> attend(pleat::CudaThreadComm& world, const std::vec
     return pleat::TensorRef(buffer.data() + static_cast<std::size_t>(first_head) * bytes, pleat::DType::bf16,
                             {1, local, count, dim}, {pleat::DeviceKind::cuda, 0});
   };
-  pleat::check_cuda(cudaMemcpy(in.data(), values.data(), 12 * bytes, cudaMemcpyDefault), "cudaMemcpy");
+  pleat::check_cuda(cudaMemcpyAsync(in.data(), values.data(), 12 * bytes, cudaMemcpyDefault, compute),
+                    "cudaMemcpyAsync");
   world.barrier(compute);
   pleat::ring::Saved saved(lse.block());
   op.forward(s, tensor(in, 0, 4), tensor(in, 8, 2), tensor(in, 10, 2), tensor(results, 0, 4), saved);

@@ -90,6 +90,12 @@ struct KernelTable {
     if (Forward90::takes(a)) return Forward90::run(a, s);
     Portable<T, Dims>::forward(a, alignment, s);
   }
+  /// With blocks of others; false where no kernel takes them.
+  static bool forward_blocks(const Forward<T>& a, cudaStream_t s) {
+    if (!Forward90::takes(a)) return false;
+    Forward90::run(a, s);
+    return true;
+  }
   static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
     if (a.scale > 0 && Backward90::takes(a)) return Backward90::run(a, s);
     Portable<T, Dims>::backward(a, alignment, s);

@@ -30,13 +30,12 @@ class Consumer {
              static_cast<int>(threadIdx.x) % 32 / 4) {}
 
   __device__ void run() {
-    Cycle<2> slot;
     while (true) {
-      s_.item_full[slot.stage].wait(slot.parity);
-      if (s_.item[slot.stage] >= call_.items()) break;
-      work_on(s_.item[slot.stage], s_.any[slot.stage]);
-      arrive(s_.item_empty[slot.stage]);
-      slot.advance();
+      s_.item_full[item_.place()].wait(item_.parity());
+      if (s_.item[item_.place()] >= call_.items) break;
+      work_on(s_.item[item_.place()], s_.any[item_.place()]);
+      s_.item_empty[item_.place()].arrive();  // each thread has read the item
+      ++item_.count;
     }
     for (int i = 0; i < 2; ++i, ++at_.count) {
       s_.dq_empty[at_.place()].wait(at_.parity() ^ 1);
@@ -59,16 +58,15 @@ class Consumer {
 #pragma unroll
     for (float& x : dv) x = 0;
     const int key = call_.item(ticket).tile * Tiling::keys;
+    s_.kv_full.wait(item_.count % 2);
     if (any) {
-      s_.kv_full.wait(kv_parity_);
-      kv_parity_ ^= 1;
       zero_unseen(key);
       bool is_final;
       do {
         is_final = step(dk, dv, key);
       } while (!is_final);
-      arrive(s_.kv_empty);
     }
+    arrive(s_.kv_empty);
     const auto item = call_.item(ticket);
     const std::int64_t tokens = call_.extents.k_tokens;
     store_rows<Tiling::qk_dim>(call_.dk, dk, key + row_, tokens, item.batch, item.head, call_.scale,
@@ -113,7 +111,7 @@ class Consumer {
     hand_over(dq);
     wait<0>();
     pin(dk);
-    arrive(s_.q_empty[at_.place()]);
+    s_.q_empty[at_.place()].arrive();  // each thread, which has read the record and the statistics
     ++at_.count;
     return is_final;
   }
@@ -246,9 +244,8 @@ class Consumer {
 
   Shared<Tiling>& s_;
   const Call<T>& call_;
-  const int place_, row_;  // among the consumers; this thread's first row of the tile of keys
-  TileNumber at_;
-  std::uint32_t kv_parity_ = 0;
+  const int place_, row_;   // among the consumers; this thread's first row of the tile of keys
+  DoubleBuffer item_, at_;  // how many items, and tiles of queries, are behind it
 };
 
 template <class Tiling, class T>
@@ -263,13 +260,13 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
       s.kv_empty.init(consumer_warps);
       for (int i = 0; i < 2; ++i) {
         s.item_full[i].init(1);
-        s.item_empty[i].init(consumer_warps);
+        s.item_empty[i].init(32 * consumer_warps);
         s.q_full[i].init(32 + 1);
         s.dout_full[i].init(1);
-        s.q_empty[i].init(consumer_warps);
+        s.q_empty[i].init(32 * consumer_warps);
         s.dout_empty[i].init(consumer_warps);
         s.dq_full[i].init(consumer_warps);
-        s.dq_empty[i].init(1);
+        s.dq_empty[i].init(32);
       }
       fence_barrier_init();
     }
@@ -312,7 +309,8 @@ void launch(const Backward<T>& a, int heads_at_once, cudaStream_t stream) {
                   head_map(a.dout, e.batch, e.q_tokens, e.q_heads, Tiling::v_dim, Tiling::queries, Tiling::v_dim),
                   head_map(a.dq, e.batch, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries, Tiling::half)};
   const auto tiles = [](std::int64_t tokens, int tile) { return static_cast<int>((tokens + tile - 1) / tile); };
-  const int heads = e.batch * e.kv_heads;
+  const int heads = e.batch * e.kv_heads, at_once = std::min(heads_at_once, heads);
+  const int key_tiles = tiles(e.k_tokens, Tiling::keys);
   const Call<T> call{e,
                      a.work,
                      a.scale,
@@ -325,18 +323,20 @@ void launch(const Backward<T>& a, int heads_at_once, cudaStream_t stream) {
                      a.accumulate_dv,
                      a.workspace,
                      a.deterministic ? a.workspace + 1 : nullptr,
-                     tiles(e.k_tokens, Tiling::keys),
+                     key_tiles,
                      tiles(e.q_tokens, Tiling::queries),
                      heads,
-                     std::min(heads_at_once, heads)};
+                     at_once,
+                     e.q_heads / e.kv_heads,
+                     static_cast<unsigned>(key_tiles) * static_cast<unsigned>(heads),
+                     static_cast<unsigned>(key_tiles) * static_cast<unsigned>(at_once)};
   const unsigned ctas = a.max_ctas > 0 ? static_cast<unsigned>(a.max_ctas) : 528u;
   start_kernel<T><<<ctas, 512, 0, stream>>>(
       a.dq, e, !a.accumulate_dq, a.workspace,
       static_cast<std::int64_t>(attention_workspace_bytes(e.batch, e.q_heads, e.q_tokens) / sizeof(unsigned)));
   check_launch("hopper start_kernel");
   launch_persistent<Tiling::threads, sizeof(Shared<Tiling>)>(backward_kernel<Tiling, T>, "hopper backward_kernel",
-                                                             static_cast<std::int64_t>(call.key_tiles) * heads,
-                                                             a.max_ctas, stream, call, maps);
+                                                             call.items, a.max_ctas, stream, call, maps);
 }
 
 }  // namespace hopper_backward_detail
@@ -349,7 +349,8 @@ struct HopperBackward {
   /// cuda_error C20.
   static bool takes(const Backward<T>& a) {
     const Extents& e = a.extents;
-    return a.workspace != nullptr && are_inputs_mappable(a, Tiling::qk_dim, Tiling::v_dim) &&
+    return a.workspace != nullptr && Items::fits(e.k_tokens, Tiling::keys, std::int64_t{e.batch} * e.kv_heads) &&
+           are_inputs_mappable(a, Tiling::qk_dim, Tiling::v_dim) &&
            is_head_mappable(a.dq, e.batch, e.q_tokens, e.q_heads, e.qk_dim) && takes_pairs(a.dk) && takes_pairs(a.dv) &&
            is_built_here();
   }

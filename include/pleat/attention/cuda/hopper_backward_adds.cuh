@@ -52,7 +52,7 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
   const int lane = static_cast<int>(threadIdx.x % 32);
   const TileRectangle first_32 =
       lane < call.work.count ? TileRectangle::of(call.work.rectangles[lane]) : TileRectangle{};
-  for (TileNumber at{static_cast<unsigned>(place)};; at.count += 2) {
+  for (DoubleBuffer at{static_cast<unsigned>(place)};; at.count += 2) {
     s.dq_full[place].wait(at.parity());
     const TileRecord& tile = s.record[at.count % Shared<Tiling>::records];
     if (!tile.exists) break;
@@ -63,7 +63,9 @@ __device__ void add_queries(Shared<Tiling>& s, const Call<T>& call, const Maps& 
                   tile.query / Tiling::queries,
               adds_before<Tiling>(tile, call.work, first_32)};
     }
-    if (lane == 0) {
+    if (lane != 0) {
+      s.dq_empty[place].arrive();  // it has read the record
+    } else {
       turn.wait();
 #pragma unroll
       for (int half = 0; half < Tiling::consumers; ++half) {

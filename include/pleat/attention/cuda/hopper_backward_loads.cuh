@@ -31,15 +31,6 @@ struct TileRecord {
   bool exists;             // false: no more will come
 };
 
-/// Where tile number `count` of queries of a CTA lies: everything that changes with it has two places.
-struct TileNumber {
-  unsigned count = 0;
-
-  __device__ int place() const { return static_cast<int>(count % 2); }
-  /// Of the place's `full` barriers; of the `empty` ones the other.
-  __device__ std::uint32_t parity() const { return count / 2 % 2; }
-};
-
 template <class Tiling>
 struct Shared {
   static constexpr int records = 8;  // more tiles than are between the loads of queries and the adds to dQ
@@ -72,19 +63,18 @@ struct Call {
   unsigned* ticket;  // next item
   unsigned* turns;  // [batch, q_heads, tiles of queries]: how many adds to this tile of dQ have landed; null: any order
   int key_tiles, query_tiles, heads, heads_at_once;
+  int group;                      // query heads of a head of keys and values
+  unsigned items, items_at_once;  // all of them; of heads_at_once heads
 
   struct Item {
     int tile, head, batch;  // head: of keys and values
   };
-  __device__ std::int64_t items() const { return static_cast<std::int64_t>(key_tiles) * heads; }
-  __device__ Item item(std::int64_t i) const {
-    const int group = static_cast<int>(i / (static_cast<std::int64_t>(key_tiles) * heads_at_once));
-    const int rest = static_cast<int>(i - static_cast<std::int64_t>(group) * key_tiles * heads_at_once);
-    const int width = min(heads_at_once, heads - group * heads_at_once);
-    const int flat = group * heads_at_once + rest % width;
-    return {rest / width, flat % extents.kv_heads, flat / extents.kv_heads};
+  __device__ Item item(unsigned i) const {
+    const int first_head = static_cast<int>(i / items_at_once) * heads_at_once;
+    const int rest = static_cast<int>(i % items_at_once), width = min(heads_at_once, heads - first_head);
+    const int head = first_head + rest % width;
+    return {rest / width, head % extents.kv_heads, head / extents.kv_heads};
   }
-  __device__ int group() const { return extents.q_heads / extents.kv_heads; }
 };
 struct Maps {
   CUtensorMap q, k, v, dout, dq;
@@ -94,66 +84,64 @@ template <class Tiling, class T>
 __device__ QueryTiles<Tiling::queries> query_tiles(const Call<T>& call, int key_tile) {
   const int begin = key_tile * Tiling::keys;
   const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::keys, call.extents.k_tokens));
-  return {call.work, begin, end, call.group()};
+  return {call.work, begin, end, call.group};
 }
 
 /// One warp: takes items, loads their tiles. What it can, it does before it waits for room.
 template <class Tiling, class T>
 __device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  Cycle<2> slot;
-  TileNumber at;
-  std::uint32_t kv_parity = 0;
+  DoubleBuffer item, at;
   while (true) {
-    s.item_empty[slot.stage].wait(slot.parity ^ 1);
+    s.item_empty[item.place()].wait(item.parity() ^ 1);
     const unsigned ticket = __shfl_sync(~0u, lane == 0 ? atomicAdd(call.ticket, 1u) : 0u, 0);
-    const bool exists = ticket < call.items();
+    const bool exists = ticket < call.items;
     const auto [key_tile, kv_head, batch] = call.item(exists ? ticket : 0);
     auto tiles = query_tiles<Tiling>(call, key_tile);
     bool more = exists && tiles.next();
     if (lane == 0) {
       for (unsigned i = 0; i < 2 && !exists; ++i) s.record[(at.count + i) % Shared<Tiling>::records].exists = false;
-      s.item[slot.stage] = ticket;
-      s.any[slot.stage] = more;
-      s.item_full[slot.stage].arrive();
+      s.item[item.place()] = ticket;
+      s.any[item.place()] = more;
+      s.item_full[item.place()].arrive();
     }
-    slot.advance();
     if (!exists) return;
-    if (more) {
-      s.kv_empty.wait(kv_parity ^ 1);
-      kv_parity ^= 1;
-      if (lane == 0) {
-        s.kv_full.arrive_expecting(sizeof s.k + sizeof s.v);
-        load_rows(s.k, maps.k, s.kv_full, key_tile * Tiling::keys, kv_head, batch);
-        load_rows(s.v, maps.v, s.kv_full, key_tile * Tiling::keys, kv_head, batch);
+    s.kv_empty.wait(item.count % 2 ^ 1);
+    ++item.count;
+    if (lane == 0) {
+      s.kv_full.arrive_expecting(more ? sizeof s.k + sizeof s.v : 0);
+      if (more) {
+        load_rows(s.k, maps.k, s.kv_full, tiles.begin(), kv_head, batch);
+        load_rows(s.v, maps.v, s.kv_full, tiles.begin(), kv_head, batch);
       }
     }
     while (more) {
       TileRecord& record = s.record[at.count % Shared<Tiling>::records];
-      const int head = kv_head * call.group() + tiles.head(), query = tiles.query();
-      float lse[2], delta[2];
-      {
-        const TileOfQueries tile = tiles.tile();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {  // rows that are no part of the rectangle weigh nothing
-          const int row = lane + 32 * i;
-          const bool takes_part = row >= tile.first && row < tile.last;
-          lse[i] = takes_part ? call.lse.at(batch, query + row, head) : -INFINITY;
-          delta[i] = takes_part ? call.delta.at(batch, query + row, head) : 0.0f;
-        }
-        if (lane == 0) record = {tile, query, head, batch, key_tile, tiles.index(), true};
+      if (lane == 0) {
+        record = {
+            tiles.tile(),  tiles.query(), kv_head * call.group + tiles.head(), batch, tiles.begin() / Tiling::keys,
+            tiles.index(), true};
       }
+      __syncwarp();
       more = tiles.next();
       s.q_empty[at.place()].wait(at.parity() ^ 1);
       if (lane == 0) {
         record.queries.is_final = !more;
         s.q_full[at.place()].arrive_expecting(sizeof s.q[0]);
-        load_rows(s.q[at.place()], maps.q, s.q_full[at.place()], query, head, batch);
+        load_rows(s.q[at.place()], maps.q, s.q_full[at.place()], record.query, record.head, record.batch);
       }
       s.dout_empty[at.place()].wait(at.parity() ^ 1);
       if (lane == 0) {
         s.dout_full[at.place()].arrive_expecting(sizeof s.dout[0]);
-        load_rows(s.dout[at.place()], maps.dout, s.dout_full[at.place()], query, head, batch);
+        load_rows(s.dout[at.place()], maps.dout, s.dout_full[at.place()], record.query, record.head, record.batch);
+      }
+      float lse[2], delta[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // rows that are no part of the rectangle weigh nothing
+        const int row = lane + 32 * i;
+        const bool takes_part = row >= record.queries.first && row < record.queries.last;
+        lse[i] = takes_part ? call.lse.at(record.batch, record.query + row, record.head) : -INFINITY;
+        delta[i] = takes_part ? call.delta.at(record.batch, record.query + row, record.head) : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // exp2(x - inf) = 0, also for rows that see no key

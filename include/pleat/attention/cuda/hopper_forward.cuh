@@ -5,108 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include <pleat/attention/cuda/head_dims.hpp>
-#include <pleat/attention/cuda/hopper_tiles.cuh>
+#include <pleat/attention/cuda/hopper_forward_loads.cuh>
 #include <pleat/cuda/hopper/launch.cuh>
 #include <pleat/cuda/hopper/wgmma.cuh>
 #include <pleat/cuda/kernel.hpp>
 
 namespace pleat::inline v0::attention_kernel {
 
-/// How a head dim is tiled: `Consumers` warp groups of 64 queries each, tiles of `Keys` keys, `Stages` of them in
-/// flight. `TakeTurns`: the warp groups' products alternate, so that one's softmax runs under the other's products.
-template <int QkDim, int VDim, int Consumers, int Keys, bool TakeTurns = true, int Stages = 2>
-struct ForwardTiling {
-  static constexpr int qk_dim = QkDim, v_dim = VDim, consumers = Consumers, keys = Keys, stages = Stages;
-  static constexpr bool take_turns = TakeTurns;
-  static constexpr int queries = 64 * Consumers;
-  static constexpr int threads = (Consumers + 1) * hopper::warp_group_threads;
-  static constexpr int producer_registers = Consumers == 2 ? 24 : 32;
-  static constexpr int consumer_registers = Consumers == 2 ? 240 : 160;
-};
-
-/// The tiling that measures best for a pair of head dims.
-template <class Dims>
-struct forward_tiling;
-template <>
-struct forward_tiling<HeadDims<64, 64>> : ForwardTiling<64, 64, 3, 128> {};
-template <>
-struct forward_tiling<HeadDims<128, 128>> : ForwardTiling<128, 128, 2, 176> {};
-template <>
-struct forward_tiling<HeadDims<192, 128>> : ForwardTiling<192, 128, 2, 128, false> {};
-template <>
-struct forward_tiling<HeadDims<256, 256>> : ForwardTiling<256, 256, 2, 80> {};
-
 namespace hopper_forward_detail {
-
-using namespace hopper;
-
-template <class Tiling>
-struct Shared {
-  alignas(1024) std::uint16_t q[Tiling::queries * Tiling::qk_dim];
-  alignas(1024) std::uint16_t k[Tiling::stages][Tiling::keys * Tiling::qk_dim];
-  alignas(1024) std::uint16_t v[Tiling::stages][Tiling::keys * Tiling::v_dim];
-  Barrier q_full, q_empty, k_full[Tiling::stages], k_empty[Tiling::stages], v_full[Tiling::stages],
-      v_empty[Tiling::stages];
-};
-
-/// What all warps know.
-template <class T>
-struct Call {
-  Extents extents;
-  WorkList work;
-  float scale_log2;  // scale * log2(e)
-  HeadRows<float> o_acc;
-  RowStatistics lse;
-  HeadRows<T> out;
-  bool first, last;
-  Items items;
-};
-struct Maps {
-  CUtensorMap q, k, v;
-};
-
-template <class Tiling, class T>
-__device__ void produce(Shared<Tiling>& s, const Call<T>& call, const Maps& maps) {
-  const bool leads = elect_one();
-  if (leads) {
-    prefetch(maps.q);
-    prefetch(maps.k);
-    prefetch(maps.v);
-  }
-  const int group = call.extents.q_heads / call.extents.kv_heads;
-  Cycle<Tiling::stages> at;
-  std::uint32_t q_parity = 0;
-  Items::Place place;
-  Items::Item item;
-  while (call.items.next(place, item)) {
-    const int batch = item.head / call.extents.q_heads, head = item.head % call.extents.q_heads;
-    const int begin = item.tile * Tiling::queries;
-    const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::queries, call.extents.q_tokens));
-    KeyTiles<Tiling::keys> tiles(call.work, begin, end);
-    for (bool first = true; tiles.next(); first = false) {
-      if (first) {
-        s.q_empty.wait(q_parity ^ 1);
-        q_parity ^= 1;
-        if (leads) {
-          s.q_full.arrive_expecting(sizeof s.q);
-          load_rows(s.q, maps.q, s.q_full, begin, head, batch);
-        }
-      }
-      s.k_empty[at.stage].wait(at.parity ^ 1);
-      if (leads) {
-        s.k_full[at.stage].arrive_expecting(sizeof s.k[0]);
-        load_rows(s.k[at.stage], maps.k, s.k_full[at.stage], tiles.key(), head / group, batch);
-      }
-      s.v_empty[at.stage].wait(at.parity ^ 1);
-      if (leads) {
-        s.v_full[at.stage].arrive_expecting(sizeof s.v[0]);
-        load_rows(s.v[at.stage], maps.v, s.v_full[at.stage], tiles.key(), head / group, batch);
-      }
-      at.advance();
-    }
-  }
-}
 
 __device__ inline float exp2_approximate(float x) {
   float y;
@@ -161,15 +67,12 @@ class Consumer {
   }
 
   __device__ void run() {
-    Items::Place place;
-    Items::Item item;
-    while (call_.items.next(place, item)) {
-      work_on(item.tile * Tiling::queries, item.head % call_.extents.q_heads, item.head / call_.extents.q_heads);
-    }
+    for_each_item(s_, [&](const ForwardItem& item) { work_on(item); });
   }
 
  private:
-  __device__ void work_on(int begin, int head, int batch) {
+  __device__ void work_on(const ForwardItem& item) {
+    const int begin = item.tile * Tiling::queries;
     const int end = static_cast<int>(min(static_cast<std::int64_t>(begin) + Tiling::queries, call_.extents.q_tokens));
     const int t = static_cast<int>(threadIdx.x) % warp_group_threads;
     const int row = begin + 64 * place_ + t / 32 * 16 + t % 32 / 4;
@@ -179,9 +82,9 @@ class Consumer {
 
     float o[Tiling::v_dim / 2];
     Softmax softmax;
-    start(o, softmax, row, head, batch);
+    start(o, softmax, row, item.head, item.batch);
     if (any) attend(o, softmax, tiles, row);
-    finish(o, softmax, row, head, batch);
+    finish(o, softmax, row, item.head, item.batch);
   }
 
   __device__ void attend(float (&o)[Tiling::v_dim / 2], Softmax& softmax, KeyTiles<Tiling::keys>& tiles, int row) {
@@ -189,7 +92,7 @@ class Consumer {
     std::uint32_t weights[Tiling::keys / 16][4];
     s_.q_full.wait(q_parity_);
     q_parity_ ^= 1;
-    s_.k_full[k_at_.stage].wait(k_at_.parity);
+    s_.k_full[k_at_.place()].wait(k_at_.parity());
     await_turn();
     multiply_keys(scores);
     pass_turn();
@@ -203,7 +106,7 @@ class Consumer {
     int keys = tiles.keys();
     bool more = tiles.next();
     while (more) {
-      s_.k_full[k_at_.stage].wait(k_at_.parity);
+      s_.k_full[k_at_.place()].wait(k_at_.parity());
       await_turn();
       multiply_keys(scores);
       await_values(keys);
@@ -233,7 +136,7 @@ class Consumer {
   /// scores = Q K^T, under way.
   __device__ void multiply_keys(float (&scores)[Tiling::keys / 2]) {
     const Tile<Tiling::queries, Major::k> q(s_.q);
-    const Tile<Tiling::keys, Major::k> k(s_.k[k_at_.stage]);
+    const Tile<Tiling::keys, Major::k> k(s_.k[k_at_.place()]);
     pin(scores);
     fence();
 #pragma unroll
@@ -242,7 +145,7 @@ class Consumer {
   }
   /// o += weights V, under way.
   __device__ void multiply_values(float (&o)[Tiling::v_dim / 2], std::uint32_t (&weights)[Tiling::keys / 16][4]) {
-    const Tile<Tiling::keys, Major::mn> v(s_.v[v_at_.stage]);
+    const Tile<Tiling::keys, Major::mn> v(s_.v[v_at_.place()]);
     pin(o);
     fence();
 #pragma unroll
@@ -269,16 +172,16 @@ class Consumer {
   /// Waits for the values of the oldest tile; rows after `keys` are no part of the work: their weight is 0, but they
   /// may hold anything.
   __device__ void await_values(int keys) {
-    s_.v_full[v_at_.stage].wait(v_at_.parity);
-    zero_outside<Tiling::keys, Tiling::v_dim>(s_.v[v_at_.stage], 0, keys, 1 + Tiling::consumers + place_);
+    s_.v_full[v_at_.place()].wait(v_at_.parity());
+    zero_outside<Tiling::keys, Tiling::v_dim>(s_.v[v_at_.place()], 0, keys, 1 + Tiling::consumers + place_);
   }
   __device__ void release_keys() {
-    arrive(s_.k_empty[k_at_.stage]);
-    k_at_.advance();
+    arrive(s_.k_empty[k_at_.place()]);
+    ++k_at_.count;
   }
   __device__ void release_values() {
-    arrive(s_.v_empty[v_at_.stage]);
-    v_at_.advance();
+    arrive(s_.v_empty[v_at_.place()]);
+    ++v_at_.count;
   }
   /// Each warp: its part of the products is done.
   __device__ static void arrive(Barrier& empty) {
@@ -347,8 +250,8 @@ class Consumer {
   static constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
   Shared<Tiling>& s_;
   const Call<T>& call_;
-  const int place_;  // among the consumers
-  Cycle<Tiling::stages> k_at_, v_at_;
+  const int place_;           // among the consumers
+  DoubleBuffer k_at_, v_at_;  // how many are behind it
   std::uint32_t q_parity_ = 0;
 };
 
@@ -358,11 +261,17 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
   if constexpr (is_target) {
     extern __shared__ __align__(1024) std::byte shared[];
     auto& s = *reinterpret_cast<Shared<Tiling>*>(shared);
+    static_assert(sizeof s.q >= sizeof(unsigned) * s.order.most);
+    s.order.make(reinterpret_cast<unsigned*>(s.q), call.work, call.tiles, call.first || call.last);
     if (threadIdx.x == 0) {
       constexpr int consumer_warps = Tiling::consumers * warp_group_threads / 32;
       s.q_full.init(1);
       s.q_empty.init(consumer_warps);
-      for (int i = 0; i < Tiling::stages; ++i) {
+      for (int i = 0; i < 2; ++i) {
+        s.item_full[i].init(1);
+        s.item_empty[i].init(32 * (consumer_warps + 1));
+      }
+      for (int i = 0; i < 2; ++i) {
         s.k_full[i].init(1);
         s.v_full[i].init(1);
         s.k_empty[i].init(consumer_warps);
@@ -373,7 +282,11 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
     __syncthreads();
     if (threadIdx.x < warp_group_threads) {
       give_registers<Tiling::producer_registers>();
-      if (threadIdx.x < 32) produce<Tiling>(s, call, maps);
+      if (threadIdx.x < 32) {
+        produce<Tiling>(s, call, maps);
+      } else if (threadIdx.x < 64) {
+        deal<Tiling>(s, call);
+      }
     } else {
       take_registers<Tiling::consumer_registers>();
       Consumer<Tiling, T>(s, call).run();
@@ -384,22 +297,38 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
 template <class Tiling, class T>
 void launch(const Forward<T>& a, int heads_at_once, cudaStream_t stream) {
   const Extents& e = a.extents;
-  const Maps maps{head_map(a.q, e.batch, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries, Tiling::qk_dim),
-                  head_map(a.k, e.batch, e.k_tokens, e.kv_heads, Tiling::qk_dim, Tiling::keys, Tiling::qk_dim),
-                  head_map(a.v, e.batch, e.k_tokens, e.kv_heads, Tiling::v_dim, Tiling::keys, Tiling::v_dim)};
-  const int tiles = static_cast<int>((e.q_tokens + Tiling::queries - 1) / Tiling::queries);
-  const Items items{tiles, e.batch * e.q_heads, std::min(heads_at_once, e.batch * e.q_heads)};
-  const Call<T> call{e, a.work, a.scale * 1.44269504088896341f, a.o_acc, a.lse, a.out, a.first, a.last, items};
-
+  const auto keys_map = [&](const HeadRows<const T>& rows, std::int64_t tokens, int dim) {
+    return head_map(rows, e.batch, tokens, e.kv_heads, dim, Tiling::keys, dim);
+  };
+  const auto& others = a.others;
+  const CUtensorMap k = keys_map(a.k, e.k_tokens, Tiling::qk_dim), v = keys_map(a.v, e.k_tokens, Tiling::v_dim);
+  const Maps maps{head_map(a.q, e.batch, e.q_tokens, e.q_heads, Tiling::qk_dim, Tiling::queries, Tiling::qk_dim), k, v,
+                  others.tokens > 0 ? keys_map(others.k, others.tokens, Tiling::qk_dim) : k,
+                  others.tokens > 0 ? keys_map(others.v, others.tokens, Tiling::v_dim) : v};
+  const int tiles = static_cast<int>((e.q_tokens + Tiling::queries - 1) / Tiling::queries), heads = e.batch * e.q_heads;
+  const Call<T> call{e,
+                     a.work,
+                     a.scale * 1.44269504088896341f,
+                     a.o_acc,
+                     a.lse,
+                     a.out,
+                     a.first,
+                     a.last,
+                     tiles,
+                     heads,
+                     std::min(heads_at_once, heads),
+                     static_cast<int>(e.k_tokens),
+                     static_cast<int>(others.block_rows),
+                     others.arrivals};
   launch_persistent<Tiling::threads, sizeof(Shared<Tiling>)>(forward_kernel<Tiling, T>, "hopper forward_kernel",
-                                                             static_cast<std::int64_t>(tiles) * items.heads, a.max_ctas,
+                                                             static_cast<std::int64_t>(tiles) * heads, a.max_ctas,
                                                              stream, call, maps);
 }
 
 /// How many query heads at a time serve L2 best: their keys and values fill about 32 MiB of it.
 template <class Tiling>
-int heads_at_once(const Extents& e) {
-  const std::int64_t bytes = e.k_tokens * (Tiling::qk_dim + Tiling::v_dim) * 2;
+int heads_at_once(const Extents& e, std::int64_t other_keys) {
+  const std::int64_t bytes = (e.k_tokens + other_keys) * (Tiling::qk_dim + Tiling::v_dim) * 2;
   const std::int64_t kv_heads = std::max<std::int64_t>((std::int64_t{32} << 20) / bytes, 1);
   return static_cast<int>(std::min<std::int64_t>(kv_heads, e.batch * e.kv_heads)) * (e.q_heads / e.kv_heads);
 }
@@ -419,14 +348,19 @@ struct HopperForward {
              x.token_stride % 2 == 0 && x.head_stride % 2 == 0;
     };
     return e.qk_dim == Tiling::qk_dim && e.v_dim == Tiling::v_dim && a.scale > 0 && e.q_tokens < most_tokens &&
-           e.k_tokens < most_tokens && is_head_mappable(a.q, e.batch, e.q_tokens, e.q_heads, e.qk_dim) &&
+           e.k_tokens + a.others.tokens < most_tokens &&
+           Items::fits(e.q_tokens, Tiling::queries, std::int64_t{e.batch} * e.q_heads) &&
+           is_head_mappable(a.q, e.batch, e.q_tokens, e.q_heads, e.qk_dim) &&
            is_head_mappable(a.k, e.batch, e.k_tokens, e.kv_heads, e.qk_dim) &&
-           is_head_mappable(a.v, e.batch, e.k_tokens, e.kv_heads, e.v_dim) && (!a.last || stores(a.out)) &&
-           ((a.first && a.last) || stores(a.o_acc)) && is_built_here();
+           is_head_mappable(a.v, e.batch, e.k_tokens, e.kv_heads, e.v_dim) &&
+           (a.others.tokens == 0 || (is_head_mappable(a.others.k, e.batch, a.others.tokens, e.kv_heads, e.qk_dim) &&
+                                     is_head_mappable(a.others.v, e.batch, a.others.tokens, e.kv_heads, e.v_dim))) &&
+           (!a.last || stores(a.out)) && ((a.first && a.last) || stores(a.o_acc)) && is_built_here();
   }
   /// What it takes. Errors: cuda_error C20.
   static void run(const Forward<T>& a, cudaStream_t stream) {
-    hopper_forward_detail::launch<Tiling>(a, hopper_forward_detail::heads_at_once<Tiling>(a.extents), stream);
+    using hopper_forward_detail::heads_at_once;
+    hopper_forward_detail::launch<Tiling>(a, heads_at_once<Tiling>(a.extents, a.others.tokens), stream);
   }
   static void preload() { (void)is_built_here(); }
 

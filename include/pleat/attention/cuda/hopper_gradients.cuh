@@ -47,7 +47,7 @@ class Consumer {
     if (!first.exists) return false;
     const bool is_empty = first.is_empty;
     if (is_empty) {
-      arrive(s_.qk_empty[QkSlot::stage(count_)]);
+      s_.qk_empty[QkSlot::stage(count_)].arrive();
       arrive(s_.v_empty[VSlot::stage(count_)]);
       ++count_;
     } else {
@@ -112,7 +112,7 @@ class Consumer {
       wait<0>();
       pin(sums);
       is_final = tile.is_final;
-      arrive(s_.qk_empty[qk]);
+      s_.qk_empty[qk].arrive();  // each thread has read the statistics
       ++count_;
     } while (!is_final);
     arrive(s_.own_empty);
@@ -152,7 +152,7 @@ class Consumer {
     const TileRecord& tile = s_.record[count_ % 4];
     mask(scores, tile, -INFINITY);
     weigh(scores);
-    arrive(s_.qk_empty[QkSlot::stage(count_)]);
+    s_.qk_empty[QkSlot::stage(count_)].arrive();
     return tile.is_final;
   }
   /// sums += weights of tile number `count` x its output gradients, under way.
@@ -264,7 +264,7 @@ PLEAT_KERNEL void __launch_bounds__(is_target ? Tiling::threads : 32, 1)
       s.own_empty.init(consumer_warps);
       for (int i = 0; i < Tiling::qk_stages; ++i) {
         s.qk_full[i].init(32 + 1);
-        s.qk_empty[i].init(consumer_warps);
+        s.qk_empty[i].init(32 * consumer_warps);
       }
       for (int i = 0; i < Tiling::v_stages; ++i) {
         s.v_full[i].init(1);
@@ -324,8 +324,8 @@ void launch(const Backward<T>& a, cudaStream_t stream) {
                              : a.accumulate_dk,
                   items};
   launch_persistent<Tiling::threads, sizeof(Shared<Tiling>)>(gradient_kernel<Tiling, T>, "hopper gradient_kernel",
-                                                             static_cast<std::int64_t>(items.tiles) * heads, a.max_ctas,
-                                                             stream, call, maps);
+                                                             static_cast<std::int64_t>(items.places) * heads,
+                                                             a.max_ctas, stream, call, maps);
 }
 
 }  // namespace hopper_gradients_detail
@@ -337,7 +337,9 @@ struct HopperGradients {
   /// Whether the kernels take this call on the current device: these head dims, strides of the inputs that the copy
   /// engine takes (multiples of 16 bytes), those of the gradients of two elements. Errors: cuda_error C20.
   static bool takes(const Backward<T>& a) {
-    return are_inputs_mappable(a, Dims::qk, Dims::v) && takes_pairs(a.dq) && takes_pairs(a.dk) && takes_pairs(a.dv) &&
+    const Extents& e = a.extents;
+    return Items::fits(std::max(e.q_tokens, e.k_tokens), 128, std::int64_t{e.batch} * e.q_heads) &&
+           are_inputs_mappable(a, Dims::qk, Dims::v) && takes_pairs(a.dq) && takes_pairs(a.dk) && takes_pairs(a.dv) &&
            is_built_here<GradientOf::queries>() && is_built_here<GradientOf::keys>() &&
            is_built_here<GradientOf::values>();
   }

@@ -107,11 +107,11 @@ class Producer {
     const Extents& e = call_.extents;
     const int group = e.q_heads / e.kv_heads, heads = Tiling::walks_keys ? e.q_heads : e.kv_heads;
     const std::int64_t tokens = Tiling::walks_keys ? e.q_tokens : e.k_tokens;
-    Items::Place at;
+    Items::Share at;
     Items::Item item;
     while (call_.items.next(at, item)) {
-      // Items begin with late rows; of keys the early ones are seen by the most queries.
-      const int tile = Tiling::walks_keys ? item.tile : call_.items.tiles - 1 - item.tile;
+      // Late queries see the most keys of a causal rectangle, early keys are seen by the most queries.
+      const int tile = Tiling::walks_keys ? call_.items.places - 1 - item.place : item.place;
       const Own own{tile * Tiling::rows, item.head % heads, item.head / heads};
       const int end = static_cast<int>(min(static_cast<std::int64_t>(own.row) + Tiling::rows, tokens));
       if constexpr (Tiling::walks_keys) {

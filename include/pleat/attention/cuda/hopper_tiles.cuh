@@ -12,6 +12,15 @@ namespace pleat::inline v0::attention_kernel {
 /// Token indices stay below this, so that sums of two fit 32 bits.
 inline constexpr std::int64_t most_tokens = std::int64_t{1} << 30;
 
+/// Where number `count` of things that two places hold in turn lies.
+struct DoubleBuffer {
+  unsigned count = 0;
+
+  __device__ int place() const { return static_cast<int>(count % 2); }
+  /// Of the place's `full` barrier; of the `empty` one the other.
+  __device__ std::uint32_t parity() const { return count / 2 % 2; }
+};
+
 /// Rows [batch, tokens, heads, dim] as boxes of `rows` tokens and `columns` of the dim of one head. Axes (panel of 128
 /// bytes, tokens, panels, heads, batch), so that a box of 16-bit elements is a `hopper::Tile`.
 template <class T>
@@ -76,28 +85,30 @@ class RectangleWalk {
   /// which `is_beyond` is true.
   template <class Meets, class IsBeyond>
   __device__ bool next(Meets meets, IsBeyond is_beyond) {
+    hits_ &= hits_ - 1;
     while (hits_ == 0) {
-      if (next_ >= work_.count) return false;
-      base_ = next_;
+      base_ += 32;
+      if (base_ >= work_.count) return false;
       const int mine = base_ + static_cast<int>(threadIdx.x % 32);
       const bool exists = mine < work_.count;
       const bool beyond = exists && is_beyond(work_.rectangles[mine]);
       hits_ = __ballot_sync(~0u, exists && !beyond && meets(work_.rectangles[mine]));
-      next_ = __any_sync(~0u, beyond) ? work_.count : base_ + 32;
+      if (hits_ == 0 && __any_sync(~0u, beyond)) return false;
     }
-    index_ = base_ + __ffs(static_cast<int>(hits_)) - 1;
-    rectangle_ = TileRectangle::of(work_.rectangles[index_]);
-    hits_ &= hits_ - 1;
+    rectangle_ = TileRectangle::of(work_.rectangles[index()]);
     return true;
   }
-  __device__ void restart() { next_ = 0; }
+  __device__ void restart() {
+    base_ = -32;
+    hits_ = 0;
+  }
   __device__ const TileRectangle& rectangle() const { return rectangle_; }
-  __device__ int index() const { return index_; }
+  __device__ int index() const { return base_ + __ffs(static_cast<int>(hits_)) - 1; }
 
  private:
   const WorkList& work_;
-  int base_ = 0, next_ = 0, index_ = 0;
-  unsigned hits_ = 0;
+  int base_ = -32;     // of the 32 at hand,
+  unsigned hits_ = 0;  // of which these are left, the one at hand first
   TileRectangle rectangle_{};
 };
 
@@ -179,6 +190,8 @@ class QueryTiles {
     return true;
   }
   __device__ int head() const { return head_; }
+  /// First of the keys.
+  __device__ int begin() const { return begin_; }
   /// First query of the tile.
   __device__ int query() const { return query_; }
   /// Which rectangle of the work this is.
@@ -196,31 +209,42 @@ class QueryTiles {
   int head_ = 0, query_ = 0, stop_ = 1;
 };
 
-/// What a CTA of a persistent grid works on: items (tile of rows, head), dealt out in rounds through the CTAs, back and
-/// forth; late rows first, which see the most keys of a causal rectangle. That gives each CTA as much work as the
-/// others; it takes its share in an order of its own, `heads_at_once` heads after another, so that what CTAs read at a
-/// time stays in L2.
+/// What a CTA of a persistent grid works on: items (place in the order of tiles, head), dealt out in rounds through the
+/// CTAs, back and forth, the places with most work first. That gives each CTA as much work as the others; it takes its
+/// share in an order of its own, `heads_at_once` heads after another, so that what CTAs read at a time stays in L2.
 struct Items {
-  int tiles, heads, heads_at_once;
+  int places, heads, heads_at_once;
+
+  /// Whether items of `rows` of the tokens of so many heads can be numbered in 31 bits.
+  static bool fits(std::int64_t tokens, int rows, std::int64_t heads) {
+    return ((tokens + rows - 1) / rows + 1) * heads < std::int64_t{1} << 31;
+  }
 
   struct Item {
-    int tile, head;
+    int place, head;
   };
   /// The place of a CTA in its share; starts before the first item.
-  struct Place {
+  struct Share {
     int first_head = 0, round = -1;
   };
-  /// Moves to the next item of this CTA; false after the last one.
-  __device__ bool next(Place& at, Item& item) const {
-    for (; at.first_head < heads; at.first_head += heads_at_once, at.round = -1) {
-      while (true) {
-        ++at.round;
-        const int place = at.round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-        const std::int64_t i = static_cast<std::int64_t>(at.round) * gridDim.x + place;
-        if (i >= static_cast<std::int64_t>(tiles) * heads) break;  // later rounds have none either
-        item = {tiles - 1 - static_cast<int>(i / heads), static_cast<int>(i % heads)};
-        if (item.head - at.first_head < heads_at_once && item.head >= at.first_head) return true;
+  /// Moves to the next item of this CTA; false after the last one. With few heads at once most rounds are passed over,
+  /// so the lanes of a warp, which call together, look at 32 of them.
+  __device__ bool next(Share& at, Item& item) const {
+    while (at.first_head < heads) {
+      const unsigned round = at.round + 1 + threadIdx.x % 32;
+      const unsigned i = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      const unsigned place = i / heads, head = i % heads;
+      const bool exists = place < static_cast<unsigned>(places);
+      const bool is_now = head - at.first_head < static_cast<unsigned>(heads_at_once);
+      const unsigned hits = __ballot_sync(~0u, exists && is_now);
+      if (hits != 0) {
+        const int first = __ffs(static_cast<int>(hits)) - 1;
+        item = {__shfl_sync(~0u, static_cast<int>(place), first), __shfl_sync(~0u, static_cast<int>(head), first)};
+        at.round += 1 + first;
+        return true;
       }
+      at.round += 32;
+      if (!__all_sync(~0u, exists)) at = {at.first_head + heads_at_once, -1};  // later rounds have none either
     }
     return false;
   }
