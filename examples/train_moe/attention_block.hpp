@@ -76,13 +76,7 @@ class AttentionBlock {
       made.rings.push_back(pleat::ring::plan(cp, shape, options));
       made.tokens = std::max(made.tokens, made.streams * made.rings.back().max_local_tokens());
     }
-    // At each step a query's span makes one rectangle of a document at most; the own block comes in halves once more,
-    // the others in slices.
-    const int slices = made.rings.front().work.slices();
-    const std::int64_t rectangles = data.most_documents() * (3 + 2 * (cp - 1) * (slices > 1 ? 1 + slices : 1));
-    pleat::Carver placed;
-    placed.take<pleat::Rectangle>(static_cast<std::size_t>(rectangles));
-    made.placed_bytes = placed.used_bytes();
+    made.placed_bytes = made.rings.front().most_placed_bytes(data.most_documents());
     return made;
   }
 

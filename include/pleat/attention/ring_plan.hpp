@@ -90,6 +90,10 @@ struct Plan {
     }
     return Work(split, cu_seqlens, causal, launches);
   }
+  /// `Work::placed_bytes` of any packing of at most so many documents.
+  std::size_t most_placed_bytes(std::int64_t documents) const {
+    return Work::most_placed_bytes(cp, documents, launches);
+  }
   /// Bytes per rank, the same on every rank.
   Footprint footprint() const;
 };

@@ -87,10 +87,16 @@ class Work {
   }
 
   /// Bytes of memory for the rectangles of a rank, the same for every rank.
-  std::size_t placed_bytes() const {
-    Carver memory;
-    memory.take<Rectangle>(most_rectangles_);
-    return memory.used_bytes();
+  std::size_t placed_bytes() const { return bytes_of(most_rectangles_); }
+  /// What suffices for any packing of at most so many documents, whatever the split: for memory that is there before
+  /// the packings are. Of the own block a document has one rectangle, and one in each half; of another one for each of
+  /// the rank's spans that it meets, and as many in each slice.
+  static std::size_t most_placed_bytes(int cp, std::int64_t documents, Launches launches) {
+    const std::int64_t of_step = documents + TokenSpans::capacity, lists_of_step = (cp > 2 ? 3 : 1);
+    const std::int64_t of_steps = (cp - 1) * of_step;
+    const std::int64_t most =
+        3 * documents + lists_of_step * of_steps + (launches == Launches::one ? documents + of_steps : 0);
+    return bytes_of(static_cast<std::size_t>(most));
   }
 
  private:
@@ -108,6 +114,11 @@ class Work {
       hash.add(rank.tokens());
     }
     return hash.add_all(cu_seqlens);
+  }
+  static std::size_t bytes_of(std::size_t rectangles) {
+    Carver memory;
+    memory.take<Rectangle>(rectangles);
+    return memory.used_bytes();
   }
   /// Of one rank: its steps, the halves of its own block, all steps but the first in slices, and all as one.
   int lists() const { return slice_list(slices() == 1 ? 1 : cp_) + (launches_ == Launches::one ? 1 : 0); }

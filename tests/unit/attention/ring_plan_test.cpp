@@ -3,6 +3,7 @@
 #include <pleat/core/host/buffer.hpp>
 #include <pleat/core/host/executor.hpp>
 
+#include <random>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -228,6 +229,25 @@ TEST_CASE("slices halve what all readers of a block read") {
   for (int owner = 0; owner < 4; ++owner) {  // of 16 rows later ranks read the first 8
     CHECK(dense.work.slice(owner, 0) == TokenSpan{0, owner == 3 ? 8 : 4});
     CHECK(dense.work.slice(owner, 1) == TokenSpan{owner == 3 ? 8 : 4, 16});
+  }
+}
+
+TEST_CASE("a bound of the memory that packings take, for any documents, split and number of ranks") {
+  std::mt19937 generator(std::random_device{}());
+  for (const int cp : {1, 2, 3, 8}) {
+    for (int trial = 0; trial < 60; ++trial) {
+      std::vector<std::int64_t> documents{0};
+      while (documents.back() < 300 && documents.size() < 40) {
+        documents.push_back(std::min<std::int64_t>(300, documents.back() + generator() % (trial % 3 == 0 ? 20 : 200)));
+      }
+      const bool one = trial % 2 == 0;
+      const ring::Plan plan = ring::plan(cp, shape(300, documents),
+                                         {.causal = trial % 5 != 0,
+                                          .transport = Transport::peer,
+                                          .layout = trial % 4 < 2 ? ring::Layout::balanced : ring::Layout::zigzag,
+                                          .launches = one ? ring::Launches::one : ring::Launches::per_step});
+      CHECK(plan.work.placed_bytes() <= plan.most_placed_bytes(static_cast<std::int64_t>(documents.size()) - 1));
+    }
   }
 }
 
