@@ -48,14 +48,16 @@ class CublasLtExperts {
  public:
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
   static std::size_t pinned_bytes(const ExpertPlan& plan) {
-    return sizeof(std::int64_t) * (static_cast<std::size_t>(plan.shape.experts_local) + 1);
+    Carver host;
+    take_starts(plan, host);
+    return host.used_bytes();
   }
 
   /// `pinned`: pinned_bytes of host memory; `workspace`: workspace_bytes of the current device. Both are borrowed, and
   /// used by one stream at a time. Errors: shape_error T02.
   CublasLtExperts(const ExpertPlan& plan, Block pinned, Block workspace) : handle_(pleat::detail::make_cublaslt()) {
     Carver host(pinned), device(workspace);
-    starts_ = host.take<std::int64_t>(static_cast<std::size_t>(plan.shape.experts_local) + 1);
+    starts_ = take_starts(plan, host);
     workspace_ = device.take_bytes(workspace_bytes);
   }
 
@@ -142,11 +144,15 @@ class CublasLtExperts {
   };
   using Layout = pleat::detail::CublasLtOwned<cublasLtMatrixLayout_t>;
 
+  static std::int64_t* take_starts(const ExpertPlan& plan, Carver& host) {
+    return host.take<std::int64_t>(static_cast<std::size_t>(plan.shape.experts_local) + 1);
+  }
   static const std::byte* at(const void* data, std::int64_t elems, std::size_t elem_bytes) {
     return static_cast<const std::byte*>(data) + static_cast<std::size_t>(elems) * elem_bytes;
   }
   void read(const ExpertPlan& plan, const std::int64_t* offsets, cudaStream_t s) const {
-    check_cuda(cudaMemcpyAsync(starts_, offsets, pinned_bytes(plan), cudaMemcpyDeviceToHost, s), "cudaMemcpyAsync");
+    const std::size_t bytes = (static_cast<std::size_t>(plan.shape.experts_local) + 1) * sizeof(std::int64_t);
+    check_cuda(cudaMemcpyAsync(starts_, offsets, bytes, cudaMemcpyDeviceToHost, s), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(s), "cudaStreamSynchronize");
   }
   /// Calls f(type, first, elems, ctas) for the elements [first, first + elems) of all rows of `inner` columns.
