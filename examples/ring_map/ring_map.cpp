@@ -69,6 +69,9 @@ void draw(std::ofstream& file, const std::vector<ring::TimelineSpan>& spans, con
           int top) {
   constexpr int left = 120, lane = 24;
   file << "<text x='12' y='" << top << "' font-size='14'>" << title << "</text>\n";
+  file << "<text x='1080' y='" << top
+       << "' text-anchor='end' fill='#555'>blue: attention to a block; orange: blocks sent; "
+       << "brown: sums of gradients sent</text>\n";
   int lanes = 0;
   for (const auto& span : spans) lanes = std::max(lanes, 2 * span.rank + 2);
   for (int row = 0; row < lanes; ++row) {
