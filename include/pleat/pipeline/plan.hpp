@@ -35,6 +35,10 @@ inline std::size_t boundary_bytes(const Schedule& schedule, const Shape& shape) 
   for (int r = 0; r < schedule.placement.ranks; ++r) most = std::max(most, boundary_layout(schedule, shape, r).bytes);
   return most;
 }
+/// Where ranks connect before their first step: a byte from each rank, and one to send.
+inline std::size_t connection_bytes(const Schedule& schedule) {
+  return schedule.placement.ranks == 1 ? 0 : static_cast<std::size_t>(schedule.placement.ranks) + 1;
+}
 }  // namespace detail
 
 /// Plans a step of `schedule`, one of `make_schedule` or the caller's own. Errors: shape_error P04 (rows, hidden), and
@@ -43,7 +47,7 @@ inline Plan plan(Schedule schedule, Shape shape) {
   simulate(schedule);
   detail::check_rows(schedule, shape.rows);
   if (shape.hidden < 1) fail<shape_error>("pleat[P04]: hidden=", shape.hidden, "; a row has at least 1 element");
-  const std::size_t bytes = detail::boundary_bytes(schedule, shape);
+  const std::size_t bytes = std::max(detail::boundary_bytes(schedule, shape), detail::connection_bytes(schedule));
   return {std::move(schedule), std::move(shape), bytes};
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/comm/memory.hpp>
@@ -117,6 +118,7 @@ class Pipeline {
   template <class Model, class Observer>
   void step(const Streams<stream_type>& streams, Model& model, Observer& observer, const detail::BoundaryLayout& layout,
             const Shape& shape) {
+    connect(streams);
     const Program& mine = program();
     std::size_t batch = 0;
     const auto enter_batches = [&](std::size_t op) {
@@ -136,6 +138,29 @@ class Pipeline {
     enter_batches(mine.ops.size());
     // What follows on compute may overwrite the scratch that the last sends read.
     if (!transferred_.empty()) executor_.wait(streams.compute, transferred_.back());
+  }
+
+  /// Before the first step, a byte on every way that transfers take: the first message between two ranks holds its
+  /// batch back until both have come (NcclComm), and the ranks' batches differ. A peer would wait for the rest of such
+  /// a batch on its device, and so perhaps never come.
+  void connect(const Streams<stream_type>& streams) {
+    if (std::exchange(is_connected_, true) || pp_.size() == 1) return;
+    const auto ranks = static_cast<std::size_t>(pp_.size());
+    std::vector<char> has_sent(ranks), has_received(ranks);
+    executor_.zero(memory_, detail::connection_bytes(plan_.schedule), streams.comm);
+    sends_.clear();
+    receives_.clear();
+    for (const Batch& batch : program().batches) {
+      for (const Transfer& t : batch.transfers) {
+        const auto peer = static_cast<std::size_t>(t.peer);
+        if (std::exchange((t.is_send ? has_sent : has_received)[peer], 1)) continue;
+        if (t.is_send) sends_.push_back({memory_ + ranks, 1, t.peer});
+        if (!t.is_send) receives_.push_back({memory_ + peer, 1, t.peer});
+      }
+    }
+    pp_.exchange(sends_, receives_, DType::u8, streams.comm);
+    executor_.record(computed_, streams.comm);
+    executor_.wait(streams.compute, computed_);
   }
 
   void exchange(const Streams<stream_type>& streams, std::size_t batch, const detail::BoundaryLayout& layout,
@@ -211,6 +236,7 @@ class Pipeline {
   detail::BoundaryLayout layout_;                           // of the plan's rows
   std::vector<Send> sends_;
   std::vector<Recv> receives_;
+  bool is_connected_ = false;
 };
 
 /// Binds a plan to the pp group, whose ranks are the pipeline's in order. `pp` and `memory.scratch`, of
