@@ -98,6 +98,12 @@ void moe_1(const moe::LayerPlan& plan, HostExecutor executor, Block block, HostS
            const std::vector<Block>& blocks, std::vector<moe::LayerSaved>& saved) {
 #include "moe.1"
 }
+void my_experts(const float* rows, const std::int64_t* offsets, float* out, HostStream stream);
+void moe_2(const moe::DispatchPlan& plan, HostExecutor executor, const Ranks& ep, const Memory<HostArena>& memory,
+           Block block, Streams<HostStream> streams, HostStream stream, TensorRef x, TensorRef ids, TensorRef weights,
+           TensorRef out, TensorRef y) {
+#include "moe.2"
+}
 
 const std::vector<fsdp::ParamSpec> optim_1{
 #include "optim.1"
