@@ -31,12 +31,12 @@ inline constexpr Ceiling memory{"copy in device memory", 4134e9, "B/s",
 inline constexpr Ceiling nvlink{"NVLink, each way", 376e9, "B/s",
                                 "copies to the peer both ways at once, 64 MiB, two H200, docs/benchmarks.md"};
 inline constexpr Ceiling network{"network, each way", 50e9, "B/s", "not measured: a 400 Gb/s adapter per GPU"};
-inline constexpr Ceiling context{"CUDA context", 0.52 * (1 << 30), "B",
-                                 "not measured here: H100, memory estimator of Pith-Train (github.com/mlc-ai)"};
+inline constexpr Ceiling context{"CUDA context and loaded kernels", 0.55 * (1 << 30), "B",
+                                 "527 MiB and 27 to 41 MiB beside what the trainer counts, one H200, driver 580"};
 inline constexpr Ceiling kernels{"workspace of kernels, of each lane", 48.0 * (1 << 20), "B",
                                  "cuBLASLt 32 MiB and conversions 16 MiB of examples/train_moe/cuda"};
-inline constexpr Ceiling communicator{"NCCL communicator", 0.39 * (1 << 30), "B",
-                                      "not measured here: the first of a job on H100, the same source"};
+inline constexpr Ceiling communicator{"NCCL communicator", 0.68 * (1 << 30), "B",
+                                      "a quarter of what four of two ranks took, two H200, NCCL 2.28.9, NVLS off"};
 }  // namespace ceiling
 
 /// All of them.

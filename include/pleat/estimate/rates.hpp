@@ -16,34 +16,43 @@ struct Seconds {
   friend Seconds operator*(double x, const Seconds& a) { return {x * a.bound, x * a.expected}; }
 };
 
-/// FLOP/s of attention: what long sequences come near to, and the tokens of which half of it is reached.
-struct AttentionRate {
-  double most = 0;
-  double half_tokens = 0;
+/// FLOP/s of attention. Forward comes near to `forward` with long sequences, and reaches half of it with
+/// `forward_tokens` tokens; backward with many blocks of 128 keys on 132 multiprocessors, and half with
+/// `backward_waves` times as many blocks as multiprocessors.
+struct AttentionRates {
+  double forward = 0, forward_tokens = 0;
+  double backward = 0, backward_waves = 0;
 
-  /// FLOP/s for a sequence of so many tokens.
-  double at(double tokens) const { return most * tokens / (tokens + half_tokens); }
+  /// `tokens`: of a sequence.
+  double of_forward(double tokens) const { return forward * tokens / (tokens + forward_tokens); }
+  /// `keys`: of all sequences and heads of keys.
+  double of_backward(double keys) const {
+    const double waves = keys / 128 / 132;
+    return backward * waves / (waves + backward_waves);
+  }
 };
 
-/// Rates are of bf16. source of the defaults: docs/planning.md says which runs they were fitted to.
+/// On one H200, bf16; docs/planning.md says which runs they were fitted to.
 struct Rates {
-  /// From the end of a kernel to the first work of the next on its stream, and the end of its last wave: seconds.
+  /// Of a kernel that follows another on its stream, beside what its work takes: seconds.
   double kernel = 4e-6;
-  /// Products of large matrices, FLOP/s, by whole waves of tiles.
-  double product = 720e12;
-  double grouped = 690e12;
-  double grouped_weights = 600e12;
-  AttentionRate attention_forward{700e12, 900};
-  AttentionRate attention_backward{560e12, 700};
+  /// Products of whole waves of tiles, FLOP/s.
+  double product = 780e12;
+  AttentionRates attention{660e12, 1060, 527e12, 1.05};
+  /// With heads wider than 128.
+  AttentionRates wide_attention{745e12, 1060, 577e12, 3.85};
   /// Kernels that go over rows once, B/s.
   double rows = 2.9e12;
+  /// Those that add rows up, as the gradients of norms' weights.
+  double row_sums = 2e12;
   /// Those that place and sum rows of experts.
-  double expert_rows = 2.4e12;
-  /// Updates and norms of shards, and sums of gradients in local memory.
-  double shards = 3.7e12;
+  double expert_rows = 3.65e12;
+  /// What grouped products write, and updates, norms and sums of shards move, B/s.
+  double stores = 4.1e12;
+  double shards = 3.9e12;
   /// Rows of experts on the wire, B/s each way.
   double wire = 300e9;
-  /// Gathers and sums of units, B/s each way, and the ranks' meeting in each.
+  /// Gathers and sums of units, and sums over replicas, B/s each way; the ranks' meeting in each, seconds.
   double gathers = 360e9;
   double sums = 330e9;
   double replicas = 270e9;
@@ -53,14 +62,13 @@ struct Rates {
   /// The part of the time of experts' rows that a pair of passes hides.
   double hidden = 0.5;
   /// Of a step: what the host does while the device waits, seconds.
-  double step = 0.5e-3;
+  double step = 0.75e-3;
 
-  /// A product of [m, k] and [k, n]: whole waves of tiles of 128 x 256 on 132 multiprocessors.
+  /// A product of [m, k] and [k, n] in tiles of 128 x 256, or smaller ones where they would be few.
   double product_seconds(double m, double n, double k) const {
-    const double tiles = std::ceil(m / 128) * std::ceil(n / 256), waves = std::ceil(tiles / 132);
-    // A product of few tiles is cut along k.
-    const double filled = tiles < 132 ? std::max(tiles, std::min(132.0, tiles * std::ceil(k / 2048))) / 132 : waves;
-    return 2 * 128 * 256 * k * 132 * std::max(filled, tiles / 132) * (tiles < 132 ? 1.0 : 1.0) / product + kernel;
+    const double waves = std::ceil(m / 128) * std::ceil(n / 256) / 132;
+    const double idle = waves > 1 ? std::ceil(waves) / waves : 1.15;
+    return 2 * m * n * k / product * idle + kernel;
   }
 };
 

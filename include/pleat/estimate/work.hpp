@@ -189,6 +189,7 @@ class LayerWork {
     for (int i = 0; i < 2; ++i) {  // norms
       rows(forward, 2 * hidden);
       rows(backward, 4 * hidden);
+      rows(backward, 2 * hidden, rates().row_sums);
     }
     linear(passes, hidden, queries);
     linear(passes, attended, hidden);
@@ -203,7 +204,7 @@ class LayerWork {
     if (m_.qk_norm) {
       for (const double heads : {queries, keys}) {  // norm and rotation
         rows(forward, 2 * heads), rows(forward, 2 * heads);
-        rows(backward, 2 * heads), rows(backward, 3 * heads);
+        rows(backward, 2 * heads), rows(backward, 3 * heads), rows(backward, 2 * heads, rates().row_sums);
       }
     }
     const ring::Shape& shape = plans_.ring.shape;
@@ -212,13 +213,15 @@ class LayerWork {
     const double forward_flops = 2 * pairs * (m_.qk_dim + m_.v_dim),
                  backward_flops = 2 * pairs * (3 * m_.qk_dim + 2 * m_.v_dim);
     const Machine& machine = job_.machine;
-    const auto length = static_cast<double>(job_.sequence);
+    const AttentionRates& rates_of = m_.qk_dim > 128 ? rates().wide_attention : rates().attention;
+    const double local_keys = tokens() * m_.kv_heads;
     add_attention(forward, {forward_flops / machine.attention_forward,
-                            forward_flops / rates().attention_forward.at(length) + rates().kernel});
+                            forward_flops / rates_of.of_forward(static_cast<double>(job_.sequence)) + rates().kernel});
     add_attention(backward, {backward_flops / machine.attention_backward,
-                             backward_flops / rates().attention_backward.at(length) + 3 * rates().kernel});
-    rows(backward, 2 * attended);  // of each query, the product of output and its gradient
-    rows(backward, 3 * queries);   // gradients of queries were summed in fp32
+                             backward_flops / rates_of.of_backward(local_keys) + rates().kernel});
+    rows(backward, 2 * attended);                   // of each query, the product of output and its gradient
+    rows(backward, 2 * queries);                    // zeros for sums in fp32
+    rows(backward, 3 * (queries + keys + values));  // from sums in fp32
     // Keys and values, or latents, travel once each way round; their gradients as sums.
     const double row = m_.has_latent() ? m_.latent_row() : keys + values;
     const double elements = tokens() * row;
@@ -262,22 +265,30 @@ class LayerWork {
     const double hidden = m_.hidden, inner = m_.inner, k = m_.top_k;
     Passes passes;
     Pass &forward = passes.forward, &backward = passes.input_gradient;
-    const double of_rows = 3 * hidden * inner * k;  // multiply-adds of a token
-    const auto grouped = [&](Pass& pass, double rate) {
-      const double flops = 2 * tokens() * of_rows;
-      pass.compute = pass.compute + Seconds{flops / job_.machine.grouped, flops / rate + 2 * rates().kernel};
+    const double of_rows = hidden * inner * k;  // multiply-adds of a token with one matrix
+    const double weights = hidden * inner * m_.experts / mesh_.ep * static_cast<double>(size_bytes(job_.gradient));
+    // `matrices` products whose results are so many numbers of each token's row, or bytes.
+    const auto grouped = [&](Pass& pass, int matrices, double numbers, double bytes = 0) {
+      const double flops = 2 * tokens() * of_rows * matrices;
+      bytes += tokens() * k * numbers * width();
+      pass.compute = pass.compute + Seconds{flops / job_.machine.grouped,
+                                            flops / rates().product + bytes / rates().stores + rates().kernel};
     };
-    grouped(forward, rates().grouped);
-    grouped(backward, rates().grouped);
-    grouped(passes.weight_gradient, rates().grouped_weights);
+    grouped(forward, 2, 3 * inner);
+    grouped(forward, 1, hidden);
+    grouped(backward, 1, 8 * inner);  // gate and up are read, and their gradients and the activation written
+    grouped(backward, 2, hidden);
+    for (int i = 0; i < 3; ++i) grouped(passes.weight_gradient, 1, 0, weights);
     const double rate = rates().expert_rows;
-    rows(forward, 3 * 2.0 * m_.experts);             // probabilities and choices, in fp32
-    forward.compute.expected += 6 * rates().kernel;  // plans, headers, losses
-    rows(forward, (1 + k) * hidden, rate);           // placed
-    rows(forward, (k + 2) * hidden, rate);           // summed
+    rows(forward, 4.0 * m_.experts);                                    // probabilities and choices, in fp32
+    forward.compute.expected += 10 * rates().kernel + tokens() * 4e-9;  // plans, headers, losses
+    rows(forward, (1 + k) * hidden, rate);                              // placed
+    rows(forward, (1 + k) * hidden, rate);                              // summed
+    rows(forward, 3 * hidden);
     rows(backward, (2 * k + 1) * hidden, rate);
-    rows(backward, (k + 1) * hidden, rate);
-    rows(backward, 3 * 2.0 * m_.experts);
+    rows(backward, (1 + k) * hidden, rate);
+    rows(backward, 2 * hidden);
+    rows(backward, 10.0 * m_.experts);
     const moe::DispatchPlan& plan = plans_.experts.dispatch;
     const double sent = tokens() * (mesh_.ep - 1) * share_of_rank(m_.experts, mesh_.ep, m_.top_k);
     const auto rows_of = [&](moe::RowKind kind) {
