@@ -56,7 +56,7 @@ struct TransferTable {
   /// From here on a copied result's own block is copied beside the transfers, on the other stream.
   std::size_t beside_bytes = std::size_t{1} << 20;
   /// Sums of blocks of wire bytes; larger ones leave the meeting to the streams, which wait without a multiprocessor.
-  KernelSteps sums = {{{std::size_t{2} << 20, 32}, {std::size_t{32} << 20, 64}}};
+  KernelSteps sums = {{{std::size_t{4} << 20, 32}, {std::size_t{32} << 20, 64}}};
 };
 
 }  // namespace pleat::inline v0

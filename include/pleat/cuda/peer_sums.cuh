@@ -28,9 +28,9 @@ PLEAT_KERNEL void __launch_bounds__(leaf_threads)
   extern __shared__ const std::byte* term_of_rank[];
   for (int r = static_cast<int>(threadIdx.x); r < signals.ranks; r += leaf_threads)
     term_of_rank[r] = windows[r] + offset;
-  let_next_launch();
   wait_for_stream();
   if (!device_meet(signals)) return;
+  let_next_launch();  // not before: what is launched would get in the way of the meeting
   const TermsInWindows terms{term_of_rank, signals.ranks};
   constexpr int width = sum_width<Out, Part>;
   const std::size_t packed = packs * width;
