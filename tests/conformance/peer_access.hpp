@@ -26,27 +26,44 @@ class PeerSite : public Site<Backend, typename Backend::comm_type> {
   using Base = Site<Backend, typename Backend::comm_type>;
   using Arena = typename Backend::arena_type;
 
-  PeerSite(typename Backend::comm_type& world) : Base(world, world) {}
+  PeerSite(typename Backend::comm_type& world) : Base(world, world), landing_(most_read_bytes) {}
 
   pleat::Group everybody() const { return strided_group(0, 1, this->size()); }
   Arena make_arena(std::size_t bytes) {
     return Arena(pleat::GroupComm<typename Backend::comm_type>(this->comm), bytes);
   }
 
+  // A buffer that is made or filled waits for the device, and that has no deadline while a stream awaits a signal.
+
   /// Copies `data` to a place in some rank's window, on the stream. The staging memory lives as long as the site.
   void write(std::byte* target, const Bytes& data) {
-    staged_.push_back(this->upload(data));
-    executor_.copy(target, staged_.back().block().data, data.size(), this->s());
+    stage(data);
+    write_staged(target);
   }
+  /// The same in two steps, for what is awaited in between: `stage` waits for the stream.
+  void stage(const Bytes& data) {
+    this->finish();
+    staged_.push_back(this->upload(data));
+  }
+  void write_staged(std::byte* target) {
+    const pleat::Block data = staged_.back().block();
+    executor_.copy(target, data.data, data.size_bytes, this->s());
+  }
+  /// At most `most_read_bytes`.
   Bytes read(const std::byte* source, std::size_t bytes) {
-    typename Base::Buffer buffer(bytes);
-    executor_.copy(buffer.block().data, source, bytes, this->s());
-    return this->download(buffer);
+    require(bytes <= most_read_bytes, "room for what is read");
+    executor_.copy(landing_.block().data, source, bytes, this->s());
+    Bytes found = this->download(landing_);
+    found.resize(bytes);
+    return found;
   }
 
  private:
+  static constexpr std::size_t most_read_bytes = 4096;
+
   pleat::executor_for<typename Backend::comm_type::device_type> executor_;
   std::vector<typename Base::Buffer> staged_;
+  typename Base::Buffer landing_;
 };
 
 template <arena_backend Backend, class F>
@@ -97,9 +114,10 @@ void credits_once(Site& site, Peers& peers, int slots, int rounds) {
     peers.signal(last, 1, site.s());
   };
   for (int round = 0; round < rounds; ++round) {
+    site.stage(pattern(bytes, me, next, static_cast<unsigned>(round)));
     peers.await(next, 1, site.s());
     site.dawdle();
-    site.write(peers.base(next) + slot(round), pattern(bytes, me, next, static_cast<unsigned>(round)));
+    site.write_staged(peers.base(next) + slot(round));
     peers.signal(next, 0, site.s());
     if (round >= slots - 1) take(round - (slots - 1));  // as late as the credits allow
   }
