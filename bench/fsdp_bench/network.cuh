@@ -30,8 +30,11 @@ struct Model {
   int units;
   fsdp::UnitSpec unit;
   std::vector<Step> steps;
-  int experts = 1;      // each has matrices and tokens of its own
-  std::int64_t tokens;  // of an expert, or of the rank
+  int experts = 1;                   // each has matrices and tokens of its own
+  std::int64_t tokens;               // of an expert, or of the rank
+  std::vector<Step> odd_steps = {};  // of every other unit, as many; empty: the same
+
+  const std::vector<Step>& steps_of(int u) const { return u % 2 == 1 && !odd_steps.empty() ? odd_steps : steps; }
 };
 
 inline Model squares(std::int64_t tokens) {
@@ -80,6 +83,18 @@ inline Model experts(std::int64_t tokens) {
           tokens};
 }
 
+/// The same matrices, each a unit of its own: less sticks out of a step at its ends.
+inline Model half_experts(std::int64_t tokens) {
+  Model model = experts(tokens);
+  const Step up = model.steps[0], down{0, model.steps[1].out, model.steps[1].in};
+  model.name = "8 units of an expert matrix";
+  model.units *= 2;
+  model.unit.params = {{.name = "w", .shape = {up.out * up.in}}};
+  model.steps = {up};
+  model.odd_steps = {down};
+  return model;
+}
+
 /// Activations and products of one rank.
 class Network {
  public:
@@ -89,7 +104,7 @@ class Network {
       : model_(model), gradient_(gradient) {
     const std::int64_t batch = model.experts, tokens = model.tokens;
     std::int64_t widest = 0;
-    for (const Step& step : model.steps) {
+    for (const Step& step : all_steps(model)) {
       widest = std::max({widest, step.in, step.out});
       Products& p = products_.emplace_back();
       if (step.out == 0) continue;
@@ -104,9 +119,9 @@ class Network {
       p.weight = std::make_unique<Gemm>(cublas, y_t, x, dw, static_cast<int>(batch), sms);
     }
     for (int u = 0; u < model.units; ++u) {
-      for (const Step& step : model.steps) activations_.emplace_back(bytes(batch * tokens * step.in));
+      for (const Step& step : model.steps_of(u)) activations_.emplace_back(bytes(batch * tokens * step.in));
     }
-    activations_.emplace_back(bytes(batch * tokens * model.steps.back().out));
+    activations_.emplace_back(bytes(batch * tokens * model.steps_of(model.units - 1).back().out));
     for (CudaBuffer& g : gradients_) g = CudaBuffer(bytes(batch * tokens * widest));
     parts_ = CudaBuffer(column_parts * static_cast<std::size_t>(widest) * sizeof(float));
   }
@@ -128,12 +143,12 @@ class Network {
 
   void forward(int unit, const fsdp::UnitView& weights, cudaStream_t s) const {
     for (std::size_t i = 0; i < model_.steps.size(); ++i) {
-      const Step& step = model_.steps[i];
+      const Step& step = model_.steps_of(unit)[i];
       const bfloat16* const in = activation(unit, i);
       bfloat16* const out = activation(unit, i + 1);
       const void* const w = weights[step.param].data();
       if (step.out != 0) {
-        products_[i].forward->run(in, w, out, false, s);
+        products(unit, i).forward->run(in, w, out, false, s);
       } else {
         scale_columns<<<grid, threads, 0, s>>>(out, in, static_cast<const bfloat16*>(w), rows(), width(step));
         check_launch("scale_columns");
@@ -147,15 +162,15 @@ class Network {
   void backward(int unit, const fsdp::UnitView& weights, Target target, Written written, cudaStream_t s) const {
     const void* incoming = unit + 1 == model_.units ? result_gradient_.data() : gradients_[turn(unit, 0)].data();
     for (std::size_t i = model_.steps.size(); i-- > 0;) {
-      const Step& step = model_.steps[i];
+      const Step& step = model_.steps_of(unit)[i];
       void* const outgoing = gradients_[turn(unit, model_.steps.size() - i)].data();
       const bfloat16* const in = activation(unit, i);
       const void* const w = weights[step.param].data();
       const auto [gradient, accumulates] = target(step.param);
       if (step.out != 0) {
-        products_[i].weight->run(incoming, in, gradient.data(), accumulates, s);
+        products(unit, i).weight->run(incoming, in, gradient.data(), accumulates, s);
         if (i == 0) written();
-        products_[i].input->run(incoming, w, outgoing, false, s);
+        products(unit, i).input->run(incoming, w, outgoing, false, s);
       } else {
         gain_gradient(step, gradient.data(), incoming, in, accumulates, s);
         if (i == 0) written();
@@ -173,6 +188,15 @@ class Network {
   };
   static constexpr unsigned grid = 1056, threads = 256;
 
+  static std::vector<Step> all_steps(const Model& model) {
+    std::vector<Step> all = model.steps;
+    all.insert(all.end(), model.odd_steps.begin(), model.odd_steps.end());
+    return all;
+  }
+  const Products& products(int unit, std::size_t step) const {
+    const bool is_odd = &model_.steps_of(unit) == &model_.odd_steps;
+    return products_[(is_odd ? model_.steps.size() : 0) + step];
+  }
   static std::size_t bytes(std::int64_t elems) { return static_cast<std::size_t>(elems) * sizeof(bfloat16); }
   static std::size_t width(const Step& step) { return static_cast<std::size_t>(step.in); }
   std::size_t rows() const { return static_cast<std::size_t>(model_.tokens * model_.experts); }
@@ -206,7 +230,7 @@ class Network {
 
   Model model_;
   DType gradient_;
-  std::vector<Products> products_;      // [step]
+  std::vector<Products> products_;      // [step], then [odd step]
   std::deque<CudaBuffer> activations_;  // [unit, step], then the result
   CudaBuffer gradients_[2];             // of activations
   CudaBuffer result_gradient_, parts_;

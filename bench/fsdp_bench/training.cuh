@@ -220,7 +220,7 @@ class Training {
     for (int u = 0; u < model_.units; ++u) {
       whole_.emplace_back(unit_elems() * 2);
       check_cuda(cudaMemsetAsync(whole_.back().data(), 0, whole_.back().size_bytes(), compute()), "cudaMemsetAsync");
-      for (const Step& step : model_.steps) {
+      for (const Step& step : model_.steps_of(u)) {
         const float offset = step.out == 0 ? 1.0f : 0.0f;
         const float scale = step.out == 0 ? 0.1f : std::sqrt(3.0f / static_cast<float>(step.in));
         for (int e = 0; e < model_.experts; ++e) {

@@ -77,7 +77,7 @@ TEST_CASE("a plan says what it chose") {
   const fsdp::Plan plan = fsdp::plan(vectors(3, 1000), {.dense = 4, .replicas = 2},
                                      {.compute = DType::bf16, .transport = Transport::peer, .prefetch = 2});
   CHECK(std::string(message_of(plan).c_str()) ==
-        "fsdp peer compute=bf16 gradient=f32 master=f32 prefetch=2 replicas=2 reduce_ctas=10 last=16 dense: ranks=4 "
+        "fsdp peer compute=bf16 gradient=f32 master=f32 prefetch=2 replicas=2 reduce_ctas=8 last=16 dense: ranks=4 "
         "slots=3x1024 gradients=2x1024");
 }
 
@@ -89,7 +89,7 @@ void check_error(const char* text, F f) {
 
 TEST_CASE("options that cannot be are errors with the values") {
   const auto units = vectors(1, 4);
-  check_error("pleat[F08]: groups of 1 (dense) and 1 (expert) ranks, 0 replicas, a prefetch of 1, 10 reduce_ctas",
+  check_error("pleat[F08]: groups of 1 (dense) and 1 (expert) ranks, 0 replicas, a prefetch of 1, 8 reduce_ctas",
               [&] { fsdp::plan(units, {.replicas = 0}); });
   check_error("pleat[F08]: groups of -1 (dense)", [&] { fsdp::plan({}, {.dense = -1}); });
   check_error("1 replicas, a prefetch of -1", [&] { fsdp::plan(units, {}, {.prefetch = -1}); });
