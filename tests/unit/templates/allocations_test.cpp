@@ -78,11 +78,14 @@ TEST_CASE("sharded parameters, the norm of a step and optimizers") {
 }
 
 TEST_CASE("ring attention") {
-  for (const Transport transport : transports) {
-    run_ranks(2, [&](ThreadComm& world) {
+  constexpr std::pair<Transport, ring::Launches> ways[] = {{Transport::collective, ring::Launches::per_step},
+                                                           {Transport::peer, ring::Launches::per_step},
+                                                           {Transport::peer, ring::Launches::one}};
+  for (const auto& [transport, launches] : ways) {
+    const ring::Plan plan = ring::plan(3, {.tokens = 24, .q_heads = 2, .kv_heads = 2, .qk_dim = 4, .v_dim = 4},
+                                       {.transport = transport, .launches = launches});
+    run_ranks(3, [&](ThreadComm& world) {
       const GroupComm<ThreadComm> group(world);
-      const ring::Plan plan =
-          ring::plan(2, {.tokens = 16, .q_heads = 2, .kv_heads = 2, .qk_dim = 4, .v_dim = 4}, {.transport = transport});
       const Footprint need = plan.footprint();
       const HostBuffer scratch(need.scratch), kept(need.saved), persistent(need.persistent), pinned(need.pinned_host);
       HostArena arena(group, need.symmetric);
@@ -96,7 +99,7 @@ TEST_CASE("ring attention") {
       };
       const TensorRef q = tensor(0), k = tensor(1), v = tensor(2), out = tensor(3), dout = tensor(4), dq = tensor(5),
                       dk = tensor(6), dv = tensor(7);
-      check_steps("ring attention", transport, [&] {
+      check_steps("ring attention", plan.transport, [&] {
         ring::Saved saved(kept.block());
         op.forward({}, q, k, v, out, saved);
         op.backward({}, dout, saved, dq, dk, dv);
