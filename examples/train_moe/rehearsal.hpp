@@ -72,8 +72,10 @@ class Rehearsal {
     rotate(kernels, m_.queries(), l.key(), l.heads, l.rope);
     rotate(kernels, l.width(), 0, 1, l.rope);
     kernels.expand_latent(l, latent, x(), x(), x(), x(), rows_, s_);
-    kernels.template expand_latent_backward<T, A>(l, latent, x(), x(), a(), a(), Rows<A>{a(), l.width()}, false, a(),
-                                                  a(), rows_, s_);
+    for_numbers_of_rows(rows_, [&](std::int64_t some) {
+      kernels.template expand_latent_backward<T, A>(l, latent, x(), x(), a(), a(), Rows<A>{a(), l.width()}, false, a(),
+                                                    a(), some, s_);
+    });
   }
   void mlp(Kernels& kernels, int unit) const {
     const auto& gate = units_->specs[static_cast<std::size_t>(unit)].params[mlp_param::gate].shape;
@@ -105,13 +107,21 @@ class Rehearsal {
     Y* const y = reinterpret_cast<Y*>(wide_);
     kernels.linear(Rows<T>{x(), in}, x(), y, rows, in, out, nullptr, s_);
     kernels.linear_input_gradient(y, x(), x(), false, rows, in, out, s_);
-    kernels.linear_weight_gradient(y, Rows<T>{x(), in}, a(), true, rows, in, out, s_);
+    for_numbers_of_rows(rows, [&](std::int64_t some) {
+      kernels.linear_weight_gradient(y, Rows<T>{x(), in}, a(), true, some, in, out, s_);
+    });
   }
   template <class Y>
   void linear(Kernels& kernels, std::int64_t in, std::int64_t out) const {
     linear<Y>(kernels, in, out, rows_);
   }
 
+  /// Sums over rows have algorithms for some numbers of them: f(most), and f of all powers of two below.
+  template <class F>
+  static void for_numbers_of_rows(std::int64_t most, F f) {
+    f(most);
+    for (std::int64_t rows = 1; rows < most; rows *= 2) f(rows);
+  }
   std::int64_t head_rows() const { return HeadBlock<Backend, T>::rows_at_once(rows_); }
   /// Of the largest array.
   std::int64_t most_elems() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <compare>
 #include <map>
 
@@ -34,9 +35,9 @@ constexpr Product product_of(bool trans_a, bool trans_b, std::int64_t m, std::in
 }
 
 /// Sums in the accumulator; fp32 products are fp32 throughout. Algorithms split a sum only into parts that are added in
-/// a fixed order, so that results have the same bits from run to run. An algorithm is chosen for the most rows that
-/// there may be and serves fewer as well, so that rows of any number allocate nothing and load no code once a product
-/// was called. Matrices begin at multiples of 16 bytes. Errors: cuda_error C20.
+/// a fixed order, so that results have the same bits from run to run. One algorithm serves many numbers of rows, so
+/// that rows of any number allocate nothing and load no code once those of `planned_rows` were multiplied. Matrices
+/// begin at multiples of 16 bytes. Errors: cuda_error C20.
 class Products {
  public:
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
@@ -50,7 +51,11 @@ class Products {
   void run(const Product& product, const void* a, const void* b, double beta, const void* c, void* out,
            cudaStream_t s) {
     Product planned = product;
-    rows_of(planned) = std::max(most_rows_, rows_of(planned));
+    if (product.trans_a) {
+      planned.k = planned_rows(product.k);
+    } else {
+      planned.m = std::max(most_rows_, product.m);
+    }
     const Arguments arguments{a, b, beta, c, out, s};
     cublasStatus_t status = multiply(call_of(planned), product, arguments);
     // Few rows may be too few for the algorithm of many.
@@ -58,6 +63,10 @@ class Products {
       status = multiply(call_of(product), product, arguments);
     }
     pleat::detail::check_cublas(status, "cublasLtMatmul");
+  }
+  /// The rows that the algorithm of a sum over rows is chosen for: it may cut a sum into as many parts as it has terms.
+  static std::int64_t planned_rows(std::int64_t rows) {
+    return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows)));
   }
   /// How many algorithms were chosen so far.
   std::size_t chosen() const { return calls_.size(); }
@@ -79,7 +88,6 @@ class Products {
     cudaStream_t stream;
   };
 
-  static std::int64_t& rows_of(Product& product) { return product.trans_a ? product.k : product.m; }
   static cudaDataType type_of(pleat::DType dtype) {
     return dtype == pleat::DType::f64 ? CUDA_R_64F : dtype == pleat::DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
   }
