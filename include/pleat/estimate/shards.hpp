@@ -117,13 +117,12 @@ class ShardPlanner {
     }
     return sizes;
   }
-  /// Slots of a kind: see fsdp::plan.
-  std::array<int, 2> slots(std::span<const Chunk> chunks) const {
+  /// Slots and gradient units of both kinds: see fsdp::plan.
+  std::array<fsdp::KindPlan, 2> buffers(std::span<const Chunk> chunks) const {
     const std::vector<fsdp::UnitSpec> units = units_of(job_.model, chunks, experts_local(), job_.optimizer);
-    // Slots only ask whether a group has more than one rank, and a plan for few lists least.
+    // Their numbers only ask whether a group has more than one rank, and a plan for few lists least.
     const fsdp::GroupSizes few{std::min(sizes_.dense, 2), std::min(sizes_.expert, 2), 1};
-    const fsdp::Plan plan = fsdp::plan(units, few, options_);
-    return {plan.of(Param::dense).slots, plan.of(Param::expert).slots};
+    return fsdp::plan(units, few, options_).per_kind;
   }
   const fsdp::GroupSizes& groups() const { return sizes_; }
   Transport transport() const { return options_.transport; }

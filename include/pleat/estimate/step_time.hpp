@@ -25,7 +25,7 @@ class StepClock {
     for (int stage = 0; stage < all.mesh.pp; ++stage) {
       const std::vector<Chunk> chunks = all.chunks(stage);
       std::vector<ChunkTimes>& of_stage = times_.emplace_back();
-      for (const Chunk& chunk : chunks) of_stage.push_back(times_of(chunk, room_of(chunks)));
+      for (const Chunk& chunk : chunks) of_stage.push_back(times_of(chunk, all.shards.buffers(chunks)));
     }
   }
 
@@ -108,7 +108,7 @@ class StepClock {
     }
     return passes;
   }
-  ChunkTimes times_of(const Chunk& chunk, const std::array<UnitRoom, 2>& room) const {
+  ChunkTimes times_of(const Chunk& chunk, const std::array<fsdp::KindPlan, 2>& room) const {
     const std::vector<UnitWork> units = all_.work.units(chunk, all_.units);
     ChunkTimes times{bounds_of(chunk, units)};
     std::vector<UnitStep> forward, inputs, weights, both;
@@ -132,10 +132,6 @@ class StepClock {
     return times;
   }
   int ranks_of(const UnitSize& unit) const { return all_.shards.groups().of(unit.kind); }
-  std::array<UnitRoom, 2> room_of(std::span<const Chunk> chunks) const {
-    const std::array<int, 2> slots = all_.shards.slots(chunks);
-    return {UnitRoom{slots[0], 2}, UnitRoom{slots[1], 2}};
-  }
   UnitStep step_of(const UnitWork& work, double compute, bool gathers, bool sums) const {
     const int ranks = ranks_of(work.unit);
     const Rates& rates = job_.machine.rates;

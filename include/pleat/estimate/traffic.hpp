@@ -47,7 +47,8 @@ inline Traffic traffic_of(const Job& job, const MeshPlans& all, Schedules& sched
                         bytes * unit.elems * (ranks - 1) / ranks);
   };
   Traffic traffic;
-  const std::array<int, 2> slots = all.shards.slots(chunks);
+  const std::array<fsdp::KindPlan, 2> buffers = all.shards.buffers(chunks);
+  const std::array<int, 2> slots{buffers[0].slots, buffers[1].slots};
   traffic[Use::gathers] = over_step([&](const pipeline::Schedule& part) {
     const auto& program = part.programs[static_cast<std::size_t>(stage)];
     const auto counts = GatherReplay(units.sizes, slots, job.prefetch).run(unit_uses(program, units));

@@ -14,15 +14,9 @@ struct UnitStep {
   double sum = 0;      ///< seconds of the sum of its gradients; 0 where there is none
 };
 
-/// What holds units of a kind.
-struct UnitRoom {
-  int slots = 1;      ///< gathered
-  int gradients = 1;  ///< on their way to the shards
-};
-
 /// How long the stream that computes is busy with the steps, or waits. The first unit came during the pass before, and
-/// the last sums end during the one behind.
-inline double play(std::span<const UnitStep> steps, const std::array<UnitRoom, 2>& room) {
+/// the last sums end during the one behind. `room`: slots and gradient units of both kinds.
+inline double play(std::span<const UnitStep> steps, const std::array<fsdp::KindPlan, 2>& room) {
   std::array<std::vector<double>, 2> used, summed;  // when each step of a kind let its slot, and its gradient, go
   double compute = 0, gathers = 0, sums = 0;
   bool is_first = true;
@@ -36,7 +30,7 @@ inline double play(std::span<const UnitStep> steps, const std::array<UnitRoom, 2
       is_first = false;
     }
     if (step.sum > 0) {
-      const std::size_t units = static_cast<std::size_t>(std::max(room[kind].gradients, 1)),
+      const std::size_t units = static_cast<std::size_t>(std::max(room[kind].gradient_units, 1)),
                         before = summed[kind].size();
       if (before >= units) compute = std::max(compute, summed[kind][before - units]);
     }

@@ -143,7 +143,8 @@ TEST_CASE("gathers are those of the order, with the slots that there are") {
 }
 
 TEST_CASE("units come ahead of what computes with them, and their gradients leave behind it") {
-  const std::array<UnitRoom, 2> two{UnitRoom{2, 2}, UnitRoom{2, 2}}, one{UnitRoom{1, 1}, UnitRoom{1, 1}};
+  const fsdp::KindPlan roomy{.slots = 2, .gradient_units = 2}, narrow{.slots = 1, .gradient_units = 1};
+  const std::array two{roomy, roomy}, one{narrow, narrow};
   const auto steps = [](double gather, double sum) { return std::vector<UnitStep>(4, {Param::dense, 3, gather, sum}); };
   CHECK(play(steps(0, 0), two) == 12);
   CHECK(play(steps(2, 0), two) == 12);      // hidden
