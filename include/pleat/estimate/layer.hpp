@@ -142,7 +142,7 @@ class LayerArrays {
   std::size_t batch_bytes() const {
     Carver memory;
     for (int i = 0; i < 3; ++i) memory.take<std::int32_t>(static_cast<std::size_t>(plans_.tokens()));
-    memory.take_bytes(plans_.ring.footprint().persistent);
+    memory.take_bytes(plans_.ring.most_placed_bytes(1));
     return memory.used_bytes();
   }
 
