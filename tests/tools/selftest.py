@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """The checkers notice each breach: a clean small tree passes, and one change to it makes exactly one problem."""
+import contextlib
+import io
 import pathlib
 import tempfile
 import unittest
 
 import check_errors
 import check_includes
+import check_snippets
 
 ONCE = "#pragma once\n"
 CLEAN = {
@@ -104,6 +107,26 @@ class CheckersNotice(unittest.TestCase):
         self.expect(check_errors, {"tests/unit/core/error_test.cpp": "// M01"}, "M01", "no test names it")
         self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| `F02` | x |\n"}, "F02", "nothing raises it")
         self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| M01 | x |\n"}, "2 rows")
+
+
+class SnippetsNotice(unittest.TestCase):
+    def untrue(self, *lines):
+        text = "".join(f"{line}\n" for line in lines)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return list(check_snippets.untrue([("page.md", text)], {"printf": "printf"}, pathlib.Path()))
+
+    def test_output(self):
+        command = "$ printf 'one  two\\nthree\\nfour\\n'"
+        self.assertEqual(self.untrue(command, "one two", "..", "four"), [])
+        self.assertEqual(len(self.untrue(command, "four", "..", "one two")), 1)
+        self.assertEqual(len(self.untrue(command, "one two", "five")), 1)
+        self.assertEqual(self.untrue("$ some_other_program", "five"), [])
+
+    def test_code(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = list(check_snippets.uncompiled({"page.1": "#include <pleat/no.hpp>\n"}, pathlib.Path(folder), "true"))
+        for text in ("there is no pleat/no.hpp", "included 0 times", "which no page has"):
+            self.assertTrue(any(text in problem for problem in found), text)
 
 
 if __name__ == "__main__":
