@@ -60,6 +60,8 @@ def main(arguments):
     if unknown := set(kinds) - set(jobs.KINDS):
         parser.error(f"--only {', '.join(sorted(unknown))}: the valid words are {', '.join(jobs.KINDS)}")
     gpus = visible_gpus() if options.gpus is None else options.gpus
+    if gpus < 0:
+        parser.error(f"--gpus {gpus}: 1 or more; jobs take 1, 2, 4 and 8 of them")
     todo = jobs.jobs(options.build, options.out, gpus, kinds, options.quick)
     if options.in_process:
         todo += jobs.in_process_jobs(options.build, options.out)
@@ -67,6 +69,8 @@ def main(arguments):
         for job in todo:
             print(f"{job.name}: {' '.join(map(str, job.command))}")
         return 0
+    if options.report and not (options.out / "jobs.jsonl").exists():
+        parser.error(f"--report: {options.out} holds no run; name the folder that --out named")
     if not options.report:
         if gpus == 0:
             print("skipped: no GPU is visible")
