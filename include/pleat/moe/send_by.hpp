@@ -23,8 +23,8 @@ constexpr double expected_share(int ranks, int k) {
 }
 
 /// Copies send, and get back, rows that nobody asked for; they pay where these are few. Measured on two H200s
-/// (bench/moe_bench): the copy engine sends 8 % more per second than stores, starts while routing is planned, and
-/// leaves all multiprocessors to what is planned and placed meanwhile.
+/// (bench/moe_bench): the copy engine sends 7 to 10 % more per second than stores, starts while routing is planned,
+/// and leaves all multiprocessors to what is planned and placed meanwhile.
 constexpr SendBy chosen_sender(Transport transport, int ranks, int k) {
   constexpr double least_share = 0.95;
   return transport == Transport::peer && ranks > 1 && expected_share(ranks, k) >= least_share ? SendBy::copies
