@@ -14,6 +14,7 @@ MESHES = {
     8: ("pp1-dp4-cp2-ep4", "pp1-dp4-cp2-ep4-r2", "pp1-dp2-cp4-ep8", "pp2-dp2-cp2-ep4"),
 }
 ONE_RANK = MESHES[1][0]
+SUITES = {"nccl_test": ("suite, ",), "nccl_templates_test": (), "nccl_moe_test": ()}
 QWEN3 = "--preset qwen3-30b-a3b --dtype bf16 --micro-batch 1".split()
 SMALL = "--layers 4 --hidden 64 --experts 16 --top-k 2 --seq 128 --dtype bf16 --micro-batch 1 --batch 8 --steps 3".split()
 
@@ -45,6 +46,9 @@ def in_process_jobs(build, out):
 def _all(build, out, quick):
     yield Job("tests", "tests", 1, ("ctest", "--test-dir", build, "-L", "gpu", "--output-on-failure"), 3600)
     few = ("--quick",) if quick else ()
+    for n in COUNTS[2:]:  # suites that take two GPUs if not told otherwise
+        for test, part in SUITES.items():
+            yield Job(f"{test} {n}", "tests", n, ("env", f"PLEAT_TEST_RANKS={n}", build / "tests" / test, *part))
     for n in COUNTS:
         def bench(kind, name, *more):
             return Job(f"{kind} {n}", kind, n, (build / "bench" / name, "--ranks", n, "--json", out / f"{kind} {n}.jsonl", *more))

@@ -13,7 +13,7 @@ namespace nccl_testing {
 
 using namespace std::chrono_literals;
 
-/// One rank, which each process runs, or two.
+/// One rank, which each process runs, or all of the world's.
 struct NcclRanks {
   using comm_type = pleat::NcclComm;
   using arena_type = pleat::NcclArena;
@@ -22,7 +22,9 @@ struct NcclRanks {
   template <class T>
   using Shared = testing_support::Shared<T>;
 
-  static bool has_size(int ranks) { return ranks <= std::min(world_ranks, pleat::cuda_device_count()); }
+  static bool has_size(int ranks) {
+    return ranks == 1 || (ranks == world_ranks && ranks <= pleat::cuda_device_count());
+  }
   static constexpr conformance::Traits traits{
       .compares_calls = false, .awaits_on_host = false, .short_deadline = 600ms, .random_failures = 4};
 

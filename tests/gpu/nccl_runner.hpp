@@ -1,4 +1,4 @@
-// Runs the cases of a test program, each in one process or two ranks' processes of the same executable.
+// Runs the cases of a test program, each in one process or in a process per rank of the same executable.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +19,8 @@
 #include <support/repeats.hpp>
 #include <support/shared_page.hpp>
 #include <support/stacks.hpp>
+
+#include "nccl_ranks.hpp"
 
 extern char** environ;
 
@@ -73,14 +75,14 @@ inline int run_case(const std::vector<Case>& cases, const std::string& name) {
   return 2;
 }
 
-/// A program of this executable: `rank` of two, or alone when it is negative. Its output goes to a file.
+/// A program of this executable: `rank` of all, or alone when it is negative. Its output goes to a file.
 inline pid_t spawn(const char* self, const std::string& name, int rank, int port, const std::string& shared,
                    const std::string& output) {
   std::vector<std::string> texts;
   if (rank >= 0) {
     texts = {"RANK=" + std::to_string(rank),
              "LOCAL_RANK=" + std::to_string(rank),
-             "WORLD_SIZE=2",
+             "WORLD_SIZE=" + std::to_string(world_ranks),
              "MASTER_ADDR=127.0.0.1",
              "MASTER_PORT=" + std::to_string(port),
              std::string(testing_support::shared_file_variable) + "=" + shared};
@@ -174,7 +176,7 @@ inline int run_all(const std::vector<Case>& cases, const char* self, const std::
     std::vector<std::string> outputs;
     port += 200;  // a case may use the ports behind its own
     const std::string shared = temporary_file(testing_support::shared_file_bytes);  // zeros
-    for (int r = 0; r < (one.is_processes ? 2 : 1); ++r) {
+    for (int r = 0; r < (one.is_processes ? world_ranks : 1); ++r) {
       outputs.push_back(temporary_file(0));
       programs.push_back(spawn(self, one.name, one.is_processes ? r : -1, port, shared, outputs.back()));
     }

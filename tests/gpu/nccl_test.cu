@@ -403,8 +403,8 @@ std::vector<Case> cases() {
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--case") == 0) return run_case(cases(), argv[2]);
   if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
-  const bool has_one_gpu = pleat::cuda_device_count() == 1;
-  if (has_one_gpu) std::printf("skipped: worlds of two ranks, which need two GPUs\n");
-  const std::string part = argc > 1 ? argv[1] : has_one_gpu ? "threads: suite, " : "";
+  const bool lacks_gpus = pleat::cuda_device_count() < world_ranks;
+  if (lacks_gpus) std::printf("skipped: worlds of %d ranks, which need a GPU each\n", world_ranks);
+  const std::string part = argc > 1 ? argv[1] : lacks_gpus ? "threads: suite, " : "";
   return run_all(cases(), "/proc/self/exe", part);
 }

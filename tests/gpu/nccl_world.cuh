@@ -1,8 +1,7 @@
-// Worlds of two ranks for the suites, which are threads of this process or, where RANK is set, two processes that go
-// through the same checks together.
+// Worlds of ranks for the suites, which are threads of this process or, where RANK is set, processes that go through
+// the same checks together.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -14,14 +13,16 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <pleat/nccl/run_threads.hpp>
 
 #include <support/process_world.hpp>
 
+#include "nccl_ranks.hpp"
+
 namespace nccl_testing {
 
-inline constexpr int world_ranks = 2;
 using Check = std::function<void(pleat::NcclComm&)>;
 using std::chrono::milliseconds;
 
@@ -73,16 +74,16 @@ class WatchedJobs {
 
  private:
   mutable std::mutex mutex_;
-  std::array<const pleat::Job*, world_ranks> jobs_{};
+  std::vector<const pleat::Job*> jobs_ = std::vector<const pleat::Job*>(static_cast<std::size_t>(world_ranks));
 };
 /// The suites' backends have no object that could hold it.
 inline WatchedJobs watched_jobs;
 
-/// Two threads that run one check after another, since making a world takes half a second. A check that fails ends
+/// Threads that run one check after another, since making a world takes half a second. A check that fails ends
 /// them; the next check gets new ones.
 class ThreadWorld {
  public:
-  /// Runs `check` on both ranks, which have left it when this returns. Throws as run_nccl_threads does.
+  /// Runs `check` on all ranks, which have left it when this returns. Throws as run_nccl_threads does.
   void run(const Check& check) {
     std::unique_lock lock(mutex_);
     check_ = &check;
