@@ -121,7 +121,7 @@ class Rows {
                            [&](int) { return static_cast<std::byte*>(op.gradient(0, streams).write(0).tensor.data()); },
                            1};
     std::vector<Bar> bars;
-    if (config.transport == Transport::peer && config.reduce_ctas == fsdp::Options{}.reduce_ctas) {
+    if (config.transport == Transport::peer && config.reduce_ctas >= 10) {  // that fill the link
       bars = {{"1.10 floor", 1.10 * floor_us}};
     }
     measure("sum", way, reduce, bytes, floor_us, bars);

@@ -54,7 +54,7 @@ struct Options {
   /// How many uses ahead of the current one a unit is gathered.
   int prefetch = 1;
   std::int64_t alignment_elems = 128;
-  /// Multiprocessors that a sum of gradients takes at most, beside what computes; 0: as many as are free. 8 read 270 of
+  /// Multiprocessors that a sum of gradients takes at most, beside what computes; 0: as many as are free. 8 read 290 of
   /// an NVLink's 450 GB/s; where transfers bound the step, 16 hold their own against the gathers. Products that are
   /// made for what sums leave (128 of 132 for 4) keep their pace beside them.
   int reduce_ctas = 8;
