@@ -166,7 +166,7 @@ inline Plan plan(int cp, Shape shape, Options options = {}) {
   if (dense && p.layout == Layout::zigzag && cp > 1) zigzag_chunk_tokens(RuntimeMesh({.cp = cp}), shape.tokens);
   p.spans = layout_spans(p.layout, shape.tokens, cp, shape.cu_seqlens, options.causal);
   p.launches = options.launches ? *options.launches
-                                : choose_launches(cp, p.transport, shape.latent_dim,
+                                : choose_launches(cp, p.transport, shape.latent_dim, shape.cu_seqlens.size() - 1,
                                                   detail::gathered_bytes(cp, shape, p.max_local_tokens()));
   if (cp == 1) p.launches = Launches::per_step;  // which is one
   if (p.launches == Launches::one && !allows_one_launch(cp, p.transport, shape.latent_dim)) {

@@ -112,9 +112,9 @@ TEST_CASE("a plan says what it chose") {
         "ring cp=3 causal zigzag collective deterministic");
   CHECK(std::string(message_of(ring::plan(3, shape(18), options)).c_str()) ==
         "ring cp=3 full contiguous peer non-deterministic");
-  CHECK(std::string(
-            message_of(ring::plan(3, shape(18), {.transport = Transport::peer, .launches = std::nullopt})).c_str()) ==
-        "ring cp=3 causal zigzag peer deterministic forward in one launch");
+  CHECK(
+      std::string(message_of(ring::plan(3, shape(18), {.transport = Transport::peer, .launches = ring::Launches::one}))
+                      .c_str()) == "ring cp=3 causal zigzag peer deterministic forward in one launch");
 }
 
 TEST_CASE("A22: one launch without peers, over too many ranks, or of latents; a plan that chooses takes what it may") {
@@ -122,7 +122,9 @@ TEST_CASE("A22: one launch without peers, over too many ranks, or of latents; a 
   const auto chosen = [](int cp, const ring::Shape& s, Transport transport) {
     return ring::plan(cp, s, {.transport = transport, .launches = std::nullopt}).launches;
   };
-  ring::Shape latents = shape(16), large = shape(std::int64_t{1} << 22);
+  const std::int64_t many = std::int64_t{1} << 22;
+  const ring::Shape packed = shape(16, {0, 7, 16}), large = shape(many, {0, many / 2, many});
+  ring::Shape latents = packed;
   latents.latent_dim = 64;
   expect_error<shape_error>("pleat[A22]: one launch for cp=2 by collective transport with latent_dim=0",
                             [&] { ring::plan(2, shape(16), {.launches = ring::Launches::one}); });
@@ -130,9 +132,10 @@ TEST_CASE("A22: one launch without peers, over too many ranks, or of latents; a 
                             [&] { ring::plan(9, shape(18), one); });
   expect_error<shape_error>("pleat[A22]: one launch for cp=2 by peer transport with latent_dim=64",
                             [&] { ring::plan(2, latents, one); });
-  CHECK(chosen(2, shape(16), Transport::peer) == ring::Launches::one);
-  CHECK(chosen(2, shape(16), Transport::collective) == ring::Launches::per_step);
-  CHECK(chosen(9, shape(18), Transport::peer) == ring::Launches::per_step);
+  CHECK(chosen(2, packed, Transport::peer) == ring::Launches::one);
+  CHECK(chosen(2, shape(16), Transport::peer) == ring::Launches::per_step);  // one document
+  CHECK(chosen(2, packed, Transport::collective) == ring::Launches::per_step);
+  CHECK(chosen(9, packed, Transport::peer) == ring::Launches::per_step);
   CHECK(chosen(2, latents, Transport::peer) == ring::Launches::per_step);
   CHECK(chosen(2, large, Transport::peer) == ring::Launches::per_step);  // 5 GiB of another rank
   CHECK(ring::plan(2, large, one).launches == ring::Launches::one);
