@@ -8,6 +8,8 @@
 #include <fstream>
 #include <string>
 
+#include <unistd.h>
+
 #include <train_moe/check.hpp>
 #include <train_moe/cuda/leaves.cuh>
 #include <train_moe/host/backend.hpp>
@@ -23,16 +25,19 @@ using train_moe::RoutingFollower;
 using train_moe::RoutingRecord;
 using train_moe::StepReport;
 
-/// A text of random bytes, that is gone after the run.
+/// A text of random bytes, that is gone after the run. Programs may run side by side.
 class TextFile {
  public:
-  TextFile() {
-    std::ofstream out(name, std::ios::binary);
+  TextFile() : name_("train_moe_test_text." + std::to_string(getpid())) {
+    std::ofstream out(name_, std::ios::binary);
     unsigned state = 7;
     for (int i = 0; i < 1 << 16; ++i) out.put(static_cast<char>((state = state * 1664525u + 1013904223u) >> 24));
   }
-  ~TextFile() { std::remove(name); }
-  static constexpr const char* name = "train_moe_test_text.bin";
+  ~TextFile() { std::remove(name_.c_str()); }
+  const char* name() const { return name_.c_str(); }
+
+ private:
+  std::string name_;
 };
 
 /// What a step leaves.
@@ -147,11 +152,12 @@ inline const Model models[] = {
              "--shared",   "1",  "--dense-layers", "1",  "--dense-inner", "160"}},
 };
 
-inline Options options_of(const Model& model, const char* mesh, const char* dtype, std::vector<const char*> more) {
+inline Options options_of(const TextFile& text, const Model& model, const char* mesh, const char* dtype,
+                          std::vector<const char*> more) {
   // Four micro-batches on every mesh.
   const std::string micro_batch = std::to_string(16 / pleat::parse_mesh(mesh).dp / 4);
   std::vector<const char*> arguments{"train_moe", "--micro-batch", micro_batch.c_str(), "--mesh", mesh, "--dtype",
-                                     dtype,       "--text",        TextFile::name,      "--seq",  "64", "--batch",
+                                     dtype,       "--text",        text.name(),         "--seq",  "64", "--batch",
                                      "16"};
   arguments.insert(arguments.end(), model.flags.begin(), model.flags.end());
   arguments.insert(arguments.end(), more.begin(), more.end());
@@ -179,8 +185,8 @@ inline constexpr int many_seeds = 24;
 /// Runs a case from `seeds` initial parameters, prints its line, and returns its distance. Against `one`, that of one
 /// rank, all gradients together may be 1.1 times as far off, and of many seeds each of them.
 template <class Backend, class T>
-Distance check(const Model& model, const char* mesh, std::vector<const char*> more, const Distance* one,
-               int seeds = 1) {
+Distance check(const TextFile& text, const Model& model, const char* mesh, std::vector<const char*> more,
+               const Distance* one, int seeds = 1) {
   std::string what = std::string(model.name) + " " + pleat::name_of(pleat::dtype_of<T>) + " " + mesh;
   for (const char* flag : more) what += std::string(" ") + flag;
   if (seeds > 1) what += ", " + std::to_string(seeds) + " seeds";
@@ -190,7 +196,7 @@ Distance check(const Model& model, const char* mesh, std::vector<const char*> mo
     std::int64_t ties = 0;
     bool equal = true;
     for (int seed = 1; seed <= seeds; ++seed) {
-      Options o = options_of(model, mesh, pleat::name_of(pleat::dtype_of<T>), more);
+      Options o = options_of(text, model, mesh, pleat::name_of(pleat::dtype_of<T>), more);
       o.seed = static_cast<std::uint64_t>(seed);
       RoutingRecord record(o, o.micro_batches());
       Outcome got, expected;
@@ -252,14 +258,14 @@ int check_all(const char* only, const std::vector<Case>& cases) {
       const auto data = one.data_flags();
       const std::vector<std::string> key(data.begin(), data.end());
       if (!of_one_rank.contains(key)) {
-        of_one_rank[key] = check<Backend, T>(model, "pp1-dp1-cp1-ep1", data, nullptr);
+        of_one_rank[key] = check<Backend, T>(text, model, "pp1-dp1-cp1-ep1", data, nullptr);
       }
-      check<Backend, T>(model, one.mesh, one.flags, &of_one_rank.at(key));
+      check<Backend, T>(text, model, one.mesh, one.flags, &of_one_rank.at(key));
       if (quick) break;
     }
     if (quick || std::is_same_v<T, float>) continue;
-    const Distance one = check<Backend, T>(model, "pp1-dp1-cp1-ep1", {}, nullptr, many_seeds);
-    check<Backend, T>(model, cases.front().mesh, cases.front().flags, &one, many_seeds);
+    const Distance one = check<Backend, T>(text, model, "pp1-dp1-cp1-ep1", {}, nullptr, many_seeds);
+    check<Backend, T>(text, model, cases.front().mesh, cases.front().flags, &one, many_seeds);
   }
   std::printf("%s\n", failures == 0 ? "all passed" : "some FAILED");
   return failures == 0 ? 0 : 1;
