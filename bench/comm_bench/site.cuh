@@ -95,7 +95,8 @@ class Site {
   /// Time of one operation: the median over samples of the slowest rank. All ranks' streams meet right before a sample
   /// and are busy until all of it is enqueued. Inputs are random and new in every sample and not in the cache; the last
   /// results of every sample are checked. Errors: std::runtime_error when one of them is wrong.
-  double measure(const std::string& name, const Operation& operation, std::size_t block_bytes, int samples = 11) {
+  double measure(const std::string& name, const Operation& operation, std::size_t block_bytes) {
+    const int samples = block_bytes <= 8 * mib ? 31 : 11;  // short ones differ more
     const std::size_t in_bytes =
         operation.shape == Shape::gather || operation.shape == Shape::exchange ? block_bytes : blocks() * block_bytes;
     int count = in_a_row(block_bytes);
