@@ -76,6 +76,7 @@ def main(work):
     if not shutil.which("doxygen"):
         print("skipped: doxygen is not installed")
         sys.exit(77)
+    work.mkdir(parents=True, exist_ok=True)  # Doxygen makes one level
     settings = (ROOT / "docs/Doxyfile").read_text() + f"\nOUTPUT_DIRECTORY = {work}\nGENERATE_HTML = NO\nINPUT = include/pleat\n"
     done = subprocess.run(["doxygen", "-"], input=settings, cwd=ROOT, capture_output=True, text=True)
     problems = [line for line in done.stderr.splitlines() if "warning:" in line or "error:" in line]
