@@ -168,6 +168,9 @@ int main(int, char** arguments) {
   test_dims<bfloat16, HeadDims<192, 128>>("bf16");
   test_dims<bfloat16, HeadDims<256, 256>>("bf16");
   test_dims<float16, HeadDims<128, 128>>("f16");
+  test_one<bfloat16, HeadDims<128, 128>>(
+      "more tiles than are sorted one by one",
+      {1, 1, 1, 132000, 300, 128, 128, {{7, 300, 0, 300, 0}, {70000, 70500, 0, 80}, {130500, 131900, 10, 250}}});
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
