@@ -163,11 +163,7 @@ class Planner {
   /// Communicators with other ranks, and that of the world.
   int communicators(const RuntimeMesh& mesh) const {
     if (mesh.world_size == 1) return 0;
-    const pipeline::Kind kind = job_.schedule_of(mesh);
-    const bool has_pairs = kind == pipeline::Kind::dualpipe_v || kind == pipeline::Kind::one_f_one_b_pairs;
-    return 1 + (has_pairs ? plan_communicators(mesh, 0, {Lane::main, Lane::gather, Lane::reduce, Lane::overlap})
-                          : plan_communicators(mesh, 0, {Lane::main, Lane::gather, Lane::reduce}))
-                   .size();
+    return 1 + plan_communicators(mesh, 0, {Lane::main, Lane::gather, Lane::reduce}).size();
   }
 
   const Job& job_;

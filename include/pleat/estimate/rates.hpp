@@ -41,6 +41,8 @@ struct Rates {
   AttentionRates attention{660e12, 1060, 527e12, 1.05};
   /// With heads wider than 128.
   AttentionRates wide_attention{745e12, 1060, 577e12, 3.85};
+  /// Newton-Schulz of Muon, with what it sends, FLOP/s.
+  double newton_schulz = 560e12;
   /// Kernels that go over rows once, B/s.
   double rows = 2.9e12;
   /// Those that add rows up, as the gradients of norms' weights.
@@ -50,15 +52,19 @@ struct Rates {
   /// What grouped products write, and updates, norms and sums of shards move, B/s.
   double stores = 4.1e12;
   double shards = 3.9e12;
+  /// Sums of the gradients of a rank alone, beside what computes, B/s.
+  double local_sums = 3.1e12;
   /// Rows of experts on the wire, B/s each way.
   double wire = 300e9;
   /// Gathers and sums of units, and sums over replicas, B/s each way; the ranks' meeting in each, seconds.
   double gathers = 360e9;
-  double sums = 330e9;
+  double sums = 220e9;
+  /// By how much longer a sum takes that is added to the one of the micro-batches before.
+  double adding = 1.1;
   double replicas = 270e9;
   double meeting = 15e-6;
   /// By how much of their time gathers and sums slow what computes beside them.
-  double disturbed = 0.1;
+  double disturbed = 0.2;
   /// The part of the time of experts' rows that a pair of passes hides.
   double hidden = 0.5;
   /// Of a step: what the host does while the device waits, seconds.

@@ -25,7 +25,8 @@ class StepClock {
     for (int stage = 0; stage < all.mesh.pp; ++stage) {
       const std::vector<Chunk> chunks = all.chunks(stage);
       std::vector<ChunkTimes>& of_stage = times_.emplace_back();
-      for (const Chunk& chunk : chunks) of_stage.push_back(times_of(chunk, all.shards.buffers(chunks)));
+      room_.push_back(all.shards.buffers(chunks));
+      for (const Chunk& chunk : chunks) of_stage.push_back(times_of(chunk, room_.back()));
     }
   }
 
@@ -34,7 +35,8 @@ class StepClock {
   StepTime time(const Bytes& sent, std::span<const ShardBytes> shards) const {
     const Machine& machine = job_.machine;
     double bubble = 0;
-    const double passes = makespan(&Seconds::bound, bubble), expected = makespan(&Seconds::expected, bubble);
+    const double passes = makespan(&Seconds::bound, bubble),
+                 expected = all_.mesh.pp == 1 ? played() : makespan(&Seconds::expected, bubble) + ends();
     Seconds updates;
     for (const ShardBytes& of_stage : shards) {
       const Seconds own = seconds_of_updates(of_stage);
@@ -43,22 +45,47 @@ class StepClock {
     const double bounds[] = {passes, sent.nvlink / machine.nvlink, sent.network / machine.network};
     const double* const longest = std::max_element(std::begin(bounds), std::end(bounds));
     const double bound = *longest + updates.bound;
-    return {{bound, std::max(bound, expected + updates.expected + ends())},
+    return {{bound, std::max(bound, expected + updates.expected + behind())},
             static_cast<Limit>(longest - bounds),
             passes > 0 ? bubble / passes : 0};
   }
 
  private:
-  /// What nothing hides: the gather of the first unit, the sum of the last, that over replicas, the host's part.
+  /// Of a pipeline, what nothing hides: the gather of the first unit and the sum of the last.
   double ends() const {
     double most = 0;
     for (int stage = 0; stage < all_.mesh.pp; ++stage) {
       const std::vector<Chunk> chunks = all_.chunks(stage);
-      const std::vector<UnitWork> units = all_.work.units(chunks.front(), all_.units);
-      const UnitStep first = step_of(units.front(), 0, true, true);
-      most = std::max(most, first.gather + first.sum + seconds_of_replicas(RankUnits(chunks, all_.units).sizes));
+      const UnitStep first = step_of(all_.work.units(chunks.front(), all_.units).front(), 0, true, true);
+      most = std::max(most, first.gather + first.sum);
+    }
+    return most;
+  }
+  /// After the passes: sums over replicas, and the host's part.
+  double behind() const {
+    double most = 0;
+    for (int stage = 0; stage < all_.mesh.pp; ++stage) {
+      most = std::max(most, seconds_of_replicas(RankUnits(all_.chunks(stage), all_.units).sizes));
     }
     return most + job_.machine.rates.step;
+  }
+  /// All passes of a rank without a pipeline, one after the other.
+  double played() const {
+    return schedules_.over_step(job_.schedule_of(all_.mesh), 1, job_.micro_batches(all_.mesh),
+                                [&](const pipeline::Schedule& part) {
+                                  std::vector<UnitStep> steps;
+                                  const auto append = [&](const std::vector<UnitStep>& more) {
+                                    steps.insert(steps.end(), more.begin(), more.end());
+                                  };
+                                  const ChunkTimes& times = times_.front().front();
+                                  for (const pipeline::Op& op : part.programs.front().ops) {
+                                    if (op.has_forward()) append(times.forward_steps);
+                                    if (op.has_input_gradient()) append(times.backward_steps);
+                                    if (op.kind == pipeline::OpKind::overlapped)
+                                      steps.back().compute -= hidden(times, times);
+                                  }
+                                  return play(steps, room_.front(), PlayedPart::whole);
+                                });
   }
   double seconds_of_replicas(std::span<const UnitSize> units) const {
     Bytes sent;
@@ -85,13 +112,14 @@ class StepClock {
     const double moved = shards.adamw / 8 * 30 + shards.muon / 4 * 26, normed = shards.gradients;
     const Machine& machine = job_.machine;
     return {moved / machine.memory + shards.muon_flops / machine.gemm,
-            (moved + normed) / machine.rates.shards + shards.muon_flops / machine.rates.product};
+            (moved + normed) / machine.rates.shards + shards.muon_flops / machine.rates.newton_schulz};
   }
 
   /// Of a chunk.
   struct ChunkTimes {
     Passes passes;                                                              // bounds
     double forward = 0, input_gradient = 0, weight_gradient = 0, backward = 0;  // expected
+    std::vector<UnitStep> forward_steps = {}, backward_steps = {};
   };
 
   /// The bounds of a chunk's passes, with what they move in memory besides products: activations are written and read
@@ -129,6 +157,8 @@ class StepClock {
     times.input_gradient = play(inputs, room);
     times.weight_gradient = play(weights, room);
     times.backward = play(both, room);
+    times.forward_steps = std::move(forward);
+    times.backward_steps = std::move(both);
     return times;
   }
   int ranks_of(const UnitSize& unit) const { return all_.shards.groups().of(unit.kind); }
@@ -138,10 +168,10 @@ class StepClock {
     const auto width = static_cast<double>(size_bytes(job_.compute)),
                sum_width = static_cast<double>(size_bytes(job_.gradient));
     UnitStep step{work.unit.kind, compute};
+    // The first gradient of a step is written where it stays, others are added to it.
+    const double added = 1 - 1 / static_cast<double>(job_.micro_batches(all_.mesh));
     if (ranks == 1) {
-      // The first gradient of a step is written where it stays, others are added to it.
-      const double added = 1 - 1 / static_cast<double>(job_.micro_batches(all_.mesh));
-      if (sums) step.compute += added * work.unit.elems * 3 * sum_width / rates.shards;
+      if (sums) step.compute += added * work.unit.elems * 3 * sum_width / rates.local_sums;
       return step;
     }
     const Links links(all_.mesh, job_.domain);
@@ -151,7 +181,7 @@ class StepClock {
       return std::max(sent.nvlink / rate, sent.network / job_.machine.network) + rates.meeting;
     };
     if (gathers) step.gather = seconds(width, rates.gathers);
-    if (sums) step.sum = seconds(sum_width, rates.sums);
+    if (sums) step.sum = seconds(sum_width, rates.sums / (1 + added * rates.adding));
     // What moves beside takes bandwidth of memory, and multiprocessors.
     step.compute += rates.disturbed * (step.gather + step.sum);
     return step;
@@ -179,17 +209,20 @@ class StepClock {
     }
     const ChunkTimes &forward = of(op.forward), &backward = of(op.backward);
     const Pass both = backward.passes.input_gradient + backward.passes.weight_gradient;
-    // Side by side: of what a pass alone waits for, half is hidden.
-    const double sent =
-        (forward.passes.forward.experts + both.experts).seconds(machine) * machine.nvlink / machine.rates.wire;
     return {overlapped_seconds(forward.passes.forward, both, machine),
-            forward.forward + backward.backward - machine.rates.hidden * sent};
+            forward.forward + backward.backward - hidden(forward, backward)};
+  }
+  /// Of two passes side by side: a part of what they would wait for alone.
+  double hidden(const ChunkTimes& forward, const ChunkTimes& backward) const {
+    const Bytes sent = forward.passes.forward.experts + backward.passes.input_gradient.experts;
+    return job_.machine.rates.hidden * sent.seconds(job_.machine) * job_.machine.nvlink / job_.machine.rates.wire;
   }
 
   const Job& job_;
   const MeshPlans& all_;
   Schedules& schedules_;
-  std::vector<std::vector<ChunkTimes>> times_;  // [stage][chunk]
+  std::vector<std::array<fsdp::KindPlan, 2>> room_;  // [stage]
+  std::vector<std::vector<ChunkTimes>> times_;       // [stage][chunk]
 };
 
 }  // namespace pleat::inline v0::estimate

@@ -14,12 +14,16 @@ struct UnitStep {
   double sum = 0;      ///< seconds of the sum of its gradients; 0 where there is none
 };
 
-/// How long the stream that computes is busy with the steps, or waits. The first unit came during the pass before, and
-/// the last sums end during the one behind. `room`: slots and gradient units of both kinds.
-inline double play(std::span<const UnitStep> steps, const std::array<fsdp::KindPlan, 2>& room) {
+/// Whether steps are a whole step of training, or a pass in the middle of one: its first unit came during the pass
+/// before, and its last sums end during the one behind.
+enum class PlayedPart : unsigned char { pass, whole };
+
+/// How long the streams are busy with the steps, or wait. `room`: slots and gradient units of both kinds.
+inline double play(std::span<const UnitStep> steps, const std::array<fsdp::KindPlan, 2>& room,
+                   PlayedPart part = PlayedPart::pass) {
   std::array<std::vector<double>, 2> used, summed;  // when each step of a kind let its slot, and its gradient, go
   double compute = 0, gathers = 0, sums = 0;
-  bool is_first = true;
+  bool is_first = part == PlayedPart::pass;
   for (const UnitStep& step : steps) {
     const auto kind = static_cast<std::size_t>(step.kind);
     if (step.gather > 0) {
@@ -38,6 +42,7 @@ inline double play(std::span<const UnitStep> steps, const std::array<fsdp::KindP
     if (step.gather > 0) used[kind].push_back(compute);
     if (step.sum > 0) summed[kind].push_back(sums = std::max(sums, compute) + step.sum);
   }
+  if (part == PlayedPart::whole) return std::max(compute, sums);
   // Links that carry more than the pass hides hold up the next one.
   return std::max({compute, gathers, sums - (steps.empty() ? 0 : steps.back().sum)});
 }
