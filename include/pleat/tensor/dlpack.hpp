@@ -32,17 +32,36 @@ concept dl_managed_tensor = requires(T& t) {
   t.deleter = static_cast<void (*)(T*)>(nullptr);
 };
 
-/// Strides may be null (row-major). Errors: shape_error T08 for a dtype or a device that pleat has none for.
+/// Strides may be null (row-major). Errors: shape_error T08 for a dtype or a device that pleat has none for, a shape
+/// that is not there, and elements without data or not aligned to their size.
 template <dl_tensor T>
 struct tensor_traits<T> {
-  static void* data(const T& t) { return static_cast<std::byte*>(t.data) + t.byte_offset; }
-  static int rank(const T& t) { return static_cast<int>(t.ndim); }
+  static void* data(const T& t) {
+    bool has_elems = true;
+    for (int axis = 0; axis < rank(t); ++axis) has_elems = has_elems && t.shape[axis] != 0;
+    if (!has_elems) return t.data;
+    if (t.data == nullptr) fail<shape_error>("pleat[T08]: a DLPack tensor has elements, but its data is null");
+    const std::size_t alignment = size_bytes(dtype(t));
+    if ((reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset) % alignment != 0) {
+      fail<shape_error>("pleat[T08]: DLPack data with byte_offset ", t.byte_offset, " of ", dtype(t),
+                        " is not aligned; valid: addresses that are multiples of ", alignment);
+    }
+    return static_cast<std::byte*>(t.data) + t.byte_offset;
+  }
+  static int rank(const T& t) {
+    const int axes = static_cast<int>(t.ndim);
+    if (axes < 0 || (axes > 0 && t.shape == nullptr)) {
+      fail<shape_error>("pleat[T08]: a DLPack tensor of ", axes, " axes", axes < 0 ? "" : " without a shape",
+                        "; valid: 0 axes or more, with a shape where there are any");
+    }
+    return axes;
+  }
   static std::int64_t extent(const T& t, int axis) { return t.shape[axis]; }
   static std::int64_t stride(const T& t, int axis) {
     if (t.strides != nullptr) return t.strides[axis];
-    std::int64_t stride = 1;
-    for (int inner = static_cast<int>(t.ndim) - 1; inner > axis; --inner) stride *= t.shape[inner];
-    return stride;
+    std::uint64_t stride = 1;  // may wrap, until an extent is refused for it
+    for (int inner = rank(t) - 1; inner > axis; --inner) stride *= static_cast<std::uint64_t>(t.shape[inner]);
+    return static_cast<std::int64_t>(stride);
   }
   static DType dtype(const T& t) {
     const int code = static_cast<int>(t.dtype.code);  // kDLInt 0, kDLUInt 1, kDLFloat 2, kDLBfloat 4
@@ -63,7 +82,10 @@ struct tensor_traits<T> {
     const int type = static_cast<int>(t.device.device_type);  // kDLCPU 1, kDLCUDA 2, kDLCUDAHost 3, kDLCUDAManaged 13
     const int index = static_cast<int>(t.device.device_id);
     if (type == 1 || type == 3) return {DeviceKind::host, 0};
-    if (type == 2 || type == 13) return {DeviceKind::cuda, index};
+    if (type == 2 || type == 13) {
+      if (index < 0) fail<shape_error>("pleat[T08]: DLPack device ", index, " of CUDA; valid: 0 and more");
+      return {DeviceKind::cuda, index};
+    }
     fail<shape_error>("pleat[T08]: DLPack device type ", type, " is neither host (1, 3) nor CUDA (2, 13)");
   }
 };
@@ -84,14 +106,20 @@ class DlOwned {
       }
     }
   }
-  const auto& dl_tensor() const { return managed_->dl_tensor; }
-  /// Whether its owner forbids to write it, where the struct says so.
+  /// Errors: shape_error T08 when it was moved from.
+  const auto& dl_tensor() const { return held().dl_tensor; }
+  /// Whether its owner forbids to write it, where the struct says so. Errors: shape_error T08 when it was moved from.
   bool is_read_only() const {
-    if constexpr (requires { managed_->flags; }) return (managed_->flags & 1U) != 0;
+    const Managed& managed = held();
+    if constexpr (requires { managed.flags; }) return (managed.flags & 1U) != 0;
     return false;
   }
 
  private:
+  const Managed& held() const {
+    if (managed_ == nullptr) fail<shape_error>("pleat[T08]: a DLPack tensor was used after it was moved from");
+    return *managed_;
+  }
   struct Delete {
     void operator()(Managed* managed) const {
       if (managed->deleter != nullptr) managed->deleter(managed);

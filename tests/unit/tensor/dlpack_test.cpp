@@ -98,6 +98,64 @@ TEST_CASE("T08: a dtype or a device that pleat has none for") {
                        "pleat[T08]: DLPack device type 10 is neither host (1, 3) nor CUDA (2, 13)", shape_error);
 }
 
+TEST_CASE("T08: elements without data, at any byte_offset") {
+  Case given;
+  given.tensor.data = nullptr;
+  for (const std::uint64_t offset : {0, 64}) {
+    given.tensor.byte_offset = offset;
+    for (const int ndim : {3, 0}) {
+      given.tensor.ndim = ndim;
+      CHECK_THROWS_WITH_AS(as_tensor(given.tensor), "pleat[T08]: a DLPack tensor has elements, but its data is null",
+                           shape_error);
+    }
+  }
+  given.tensor.ndim = 3;
+  given.shape[1] = 0;
+  CHECK(as_tensor(given.tensor).data() == nullptr);
+  CHECK(as_tensor(given.tensor).elems() == 0);
+}
+
+TEST_CASE("T08: axes without a shape, and fewer than none") {
+  Case given;
+  given.tensor.shape = nullptr;
+  CHECK_THROWS_WITH_AS(as_tensor(given.tensor),
+                       "pleat[T08]: a DLPack tensor of 3 axes without a shape; valid: 0 axes or more, with a shape "
+                       "where there are any",
+                       shape_error);
+  given.tensor.ndim = 0;
+  CHECK(as_tensor(given.tensor).rank() == 0);
+  given.tensor.shape = given.shape;
+  given.tensor.ndim = -1;
+  CHECK_THROWS_WITH_AS(as_tensor(given.tensor),
+                       "pleat[T08]: a DLPack tensor of -1 axes; valid: 0 axes or more, with a shape where there are "
+                       "any",
+                       shape_error);
+}
+
+TEST_CASE("T08: elements that are not aligned to their size") {
+  Case given;
+  given.tensor.byte_offset = 3;
+  CHECK_THROWS_WITH_AS(as_tensor(given.tensor),
+                       "pleat[T08]: DLPack data with byte_offset 3 of f32 is not aligned; valid: addresses that are "
+                       "multiples of 4",
+                       shape_error);
+  given.tensor.data = reinterpret_cast<std::byte*>(given.data) + 1;  // what counts is where the elements begin
+  CHECK(as_tensor(given.tensor).data() == given.data + 1);
+  given.tensor.byte_offset = 0;
+  CHECK_THROWS_AS(as_tensor(given.tensor), shape_error);
+  given.shape[0] = 0;
+  CHECK(as_tensor(given.tensor).elems() == 0);
+}
+
+TEST_CASE("T08: a CUDA device below 0") {
+  Case given;
+  for (const DLDeviceType type : {kDLCUDA, kDLCUDAManaged}) {
+    given.tensor.device = {type, -1};
+    CHECK_THROWS_WITH_AS(as_tensor(given.tensor), "pleat[T08]: DLPack device -1 of CUDA; valid: 0 and more",
+                         shape_error);
+  }
+}
+
 int deleted = 0;
 template <class Managed>
 Managed managed_of(const Case& given) {
@@ -121,6 +179,11 @@ TEST_CASE("a tensor that is given away goes back to its deleter once") {
     CHECK(ref.device() == Device{});
     CHECK_FALSE(second.is_read_only());
     CHECK(deleted == 0);
+    // NOLINTBEGIN(bugprone-use-after-move): that is what is refused
+    const char* const moved = "pleat[T08]: a DLPack tensor was used after it was moved from";
+    CHECK_THROWS_WITH_AS(as_tensor(first), moved, shape_error);
+    CHECK_THROWS_WITH_AS((void)first.is_read_only(), moved, shape_error);
+    // NOLINTEND(bugprone-use-after-move)
   }
   CHECK(deleted == 1);
   managed.deleter = nullptr;  // its owner wants no word
