@@ -14,7 +14,8 @@
 namespace pleat::inline v0::moe {
 
 /// The matrices [experts_local, rows, cols] of one kind: matrix e is row-major and starts e * expert_stride elements
-/// after the first, so that views into an expert-major parameter unit need no copy. T is a float type, const or not.
+/// after the first, so that views into an expert-major parameter unit need no copy; gradients, which are written, take
+/// rows * cols at least. T is a float type, const or not.
 template <element T>
 TensorRef expert_matrix(T* first, std::int64_t experts_local, std::int64_t rows, std::int64_t cols,
                         std::int64_t expert_stride, Device device = {}) {
@@ -151,14 +152,36 @@ class ExpertSaved {
   bool is_filled = false;
 };
 
+/// An object, whose functions are const or static. Grouped products over expert-major rows; expert e has rows
+/// [offsets[e], offsets[e + 1]).
+/// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
+/// - `down_backward`: from dout, dgate and dup, which may be gate and up; act is computed again.
+/// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
+/// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows, in the
+///   plan's accumulator or its dtype.
+template <class L, class Stream>
+concept expert_leaf = requires(const L& leaf, const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
+                               const TensorRef& matrices, void* out, std::int64_t cols, Stream s) {
+  leaf.gate_up(plan, in, offsets, matrices, matrices, out, out, out, s);
+  leaf.down(plan, in, offsets, matrices, out, s);
+  leaf.down_backward(plan, in, offsets, matrices, in, in, out, out, out, s);
+  leaf.gate_up_backward(plan, in, in, offsets, matrices, matrices, out, s);
+  leaf.weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
+};
+
 /// The bound experts of one rank; they hold no weights, so one operation serves all layers. Local; ordered on
 /// `streams.compute`. `rows` and all arrays like it are [capacity_rows, hidden] dtype with expert e's rows in
 /// [offsets[e], offsets[e + 1]), `offsets` [experts_local + 1] i64 on the device; rows past the last offset are neither
 /// read nor written. Zero pad rows stay zero. Errors: shape_error T07, E01, E15, E16.
 ///
-/// `Leaf` computes the products: an `expert_leaf` (leaf_concepts.hpp), one of the caller's where `bind` is given it.
+/// `Leaf` computes the products: an `expert_leaf`, one of the caller's where `bind` is given it. Errors: E18 (the
+/// leaf), while compiling.
 template <executor Executor, class Leaf = moe_leaf<typename Executor::device_type>>
 class Experts {
+  static_assert(expert_leaf<Leaf, typename Executor::stream_type>,
+                "pleat[E18]: the leaf of experts needs const gate_up, down, down_backward, gate_up_backward and "
+                "weight_gradient: see expert_leaf in pleat/moe/experts.hpp");
+
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
@@ -178,7 +201,7 @@ class Experts {
                const ExpertMatrices& weights, ExpertSaved& saved, const Out& out) {
     const TensorRef in = row_array("rows", rows), result = row_array("out", out);
     const std::int64_t* starts = row_starts(offsets);
-    check_matrices("weights", weights, plan_.shape.dtype);
+    check_weights(weights);
     saved.expect_made_for(plan_.shape);
     saved.is_filled = true;
     const stream_type s = streams.compute;
@@ -214,8 +237,7 @@ class Experts {
                        const ExpertPlan::Scratch& inner, const ExpertMatrices& dweights, bool accumulate) {
     const TensorRef gradient = row_array("dout", dout), in = row_array("rows", rows);
     const std::int64_t* starts = row_starts(offsets);
-    const bool is_narrow = dweights.gate.dtype() == plan_.shape.dtype;
-    check_matrices("dweights", dweights, is_narrow ? plan_.shape.dtype : plan_.accumulator());
+    check_gradients(dweights);
     const auto weight_gradient = [&](const void* d, std::int64_t d_cols, const void* x, std::int64_t x_cols,
                                      const TensorRef& dw) {
       leaf_.weight_gradient(plan_, d, d_cols, x, x_cols, starts, accumulate, dw, streams.compute);
@@ -233,7 +255,7 @@ class Experts {
   template <class DOut, class Offsets>
   void inner_gradients(const Streams<stream_type>& streams, const DOut& dout, const Offsets& offsets,
                        const ExpertMatrices& weights, const ExpertSaved& saved, const ExpertPlan::Scratch& inner) {
-    check_matrices("weights", weights, plan_.shape.dtype);
+    check_weights(weights);
     saved.expect_filled(plan_.shape);
     leaf_.down_backward(plan_, row_array("dout", dout).data(), row_starts(offsets), weights.down, saved.record.gate,
                         saved.record.up, inner.dgate, inner.dup, inner.act, streams.compute);
@@ -252,17 +274,32 @@ class Experts {
   const std::int64_t* row_starts(const T& offsets) const {
     return dense("offsets", offsets, DType::i64, kind, {plan_.shape.experts_local + 1}).template as<std::int64_t>();
   }
-  void check_matrices(const char* what, const ExpertMatrices& m, DType dtype) const {
+  void check_weights(const ExpertMatrices& w) const {
     const ExpertShape& shape = plan_.shape;
-    const auto check = [&](const TensorRef& t, std::int64_t rows, std::int64_t cols) {
-      with_data(what, expect(what, t, dtype, kind, {shape.experts_local, rows, cols}));
-      if (t.stride(1) != cols || t.stride(2) != 1) {
-        fail<shape_error>("pleat[E01]: a matrix of ", what, " is ", t, " with gaps inside; only experts may lie apart");
+    check_matrices("weights.gate", w.gate, shape.dtype, shape.inner, shape.hidden);
+    check_matrices("weights.up", w.up, shape.dtype, shape.inner, shape.hidden);
+    check_matrices("weights.down", w.down, shape.dtype, shape.hidden, shape.inner);
+  }
+  void check_gradients(const ExpertMatrices& dw) const {
+    const ExpertShape& shape = plan_.shape;
+    const DType dtype = dw.gate.dtype() == shape.dtype ? shape.dtype : plan_.accumulator();
+    const auto check = [&](const char* what, const TensorRef& t, std::int64_t rows, std::int64_t cols) {
+      check_matrices(what, t, dtype, rows, cols);
+      if (shape.experts_local > 1 && t.stride(0) < rows * cols) {
+        fail<shape_error>("pleat[E01]: the experts of ", what, " are ", t.stride(0),
+                          " elements apart; an output's matrices must not overlap: give each its own ", rows * cols,
+                          " or more");
       }
     };
-    check(m.gate, shape.inner, shape.hidden);
-    check(m.up, shape.inner, shape.hidden);
-    check(m.down, shape.hidden, shape.inner);
+    check("dweights.gate", dw.gate, shape.inner, shape.hidden);
+    check("dweights.up", dw.up, shape.inner, shape.hidden);
+    check("dweights.down", dw.down, shape.hidden, shape.inner);
+  }
+  void check_matrices(const char* what, const TensorRef& t, DType dtype, std::int64_t rows, std::int64_t cols) const {
+    with_data(what, expect(what, t, dtype, kind, {plan_.shape.experts_local, rows, cols}));
+    if (t.stride(1) != cols || t.stride(2) != 1) {
+      fail<shape_error>("pleat[E01]: a matrix of ", what, " is ", t, " with gaps inside; only experts may lie apart");
+    }
   }
 
   ExpertPlan plan_;

@@ -64,24 +64,7 @@ concept dispatch_leaf = requires(const DispatchPlan& plan, int rank, std::int64_
   L::sum_sources(plan, n, table, r, in, out, out, status, s);
 };
 
-/// An object, whose functions may be static. Grouped products over expert-major rows; expert e has rows [offsets[e],
-/// offsets[e + 1]).
-/// - `gate_up`: gate = rows * gate_w^T, up = rows * up_w^T, act = silu(gate) * up; `down`: out = act * down_w^T.
-/// - `down_backward`: from dout, dgate and dup, which may be gate and up; act is computed again.
-/// - `gate_up_backward`: drows = dgate * gate_w + dup * up_w, rounded once.
-/// - `weight_gradient`: dw [d_cols, x_cols] of each expert = (accumulate ? dw : 0) + d^T * x over its rows, in the
-///   plan's accumulator or its dtype.
-template <class L, class Stream>
-concept expert_leaf = requires(const L& leaf, const ExpertPlan& plan, const void* in, const std::int64_t* offsets,
-                               const TensorRef& matrices, void* out, std::int64_t cols, Stream s) {
-  leaf.gate_up(plan, in, offsets, matrices, matrices, out, out, out, s);
-  leaf.down(plan, in, offsets, matrices, out, s);
-  leaf.down_backward(plan, in, offsets, matrices, in, in, out, out, out, s);
-  leaf.gate_up_backward(plan, in, in, offsets, matrices, matrices, out, s);
-  leaf.weight_gradient(plan, in, cols, in, cols, offsets, true, matrices, s);
-};
-
-/// All leaves of a device that the layer calls.
+/// All leaves of a device that the layer calls; `expert_leaf` is in experts.hpp.
 template <class L, class Stream>
 concept moe_leaves =
     router_leaf<L, Stream> && loss_leaf<L, Stream> && dispatch_leaf<L, Stream> && expert_leaf<L, Stream>;

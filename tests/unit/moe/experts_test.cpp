@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -255,7 +256,68 @@ TEST_CASE("errors name the values") {
   bench.out = bench.rows;
   CHECK(text([&] {
           op.forward({}, bench.array(bench.rows), bench.offsets, matrices, saved, bench.array(bench.out));
-        }).find("pleat[E01]: a matrix of weights is f64 [1, 5, 6]") == 0);
+        }).find("pleat[E01]: a matrix of weights.up is f64 [1, 5, 6]") == 0);
+}
+
+TEST_CASE("E01: gradients whose experts overlap; weights that are only read may be one for all experts") {
+  constexpr std::int64_t size = Bench::inner * Bench::hidden;
+  const auto plan = moe::plan(moe::ExpertShape{2, Bench::hidden, Bench::inner, 4, DType::f64});
+  const HostBuffer scratch(plan.footprint().scratch), saved_memory(plan.footprint().saved);
+  auto op = moe::bind(plan, HostExecutor{}, Memory<HostArena>{scratch.block()});
+  moe::ExpertSaved saved(plan, saved_memory.block());
+  std::vector<double> rows(4 * Bench::hidden, 1), out(rows.size()), one(size, 0.5), unit(4 * size);
+  const std::vector<std::int64_t> offsets = {0, 2, 4};
+  const auto array = [](std::vector<double>& values) { return TensorRef(values.data(), {4, Bench::hidden}); };
+  const auto matrices = [](double* at, std::int64_t gate, std::int64_t up, std::int64_t down) {
+    return moe::ExpertMatrices{moe::expert_matrix(at, 2, Bench::inner, Bench::hidden, gate),
+                               moe::expert_matrix(at, 2, Bench::inner, Bench::hidden, up),
+                               moe::expert_matrix(at, 2, Bench::hidden, Bench::inner, down)};
+  };
+  const auto weights = matrices(one.data(), 0, 0, 0);
+  op.forward({}, array(rows), offsets, weights, saved, array(out));
+  CHECK(out[0] == out[2 * Bench::hidden]);
+  const auto backward = [&](const moe::ExpertMatrices& dweights) {
+    op.backward({}, array(rows), array(rows), offsets, weights, saved, array(out), dweights, false);
+  };
+  const auto refuses = [&](const moe::ExpertMatrices& dweights, const char* text) {
+    CHECK_THROWS_WITH_AS(backward(dweights), doctest::Contains(text), shape_error);
+  };
+  double* const at = unit.data() + 2 * size;
+  for (const std::int64_t stride : {std::int64_t{0}, size - 1, -size + 1, -size}) {
+    const std::string rest =
+        message_of(" are ", stride, " elements apart; an output's matrices must not overlap").c_str();
+    refuses(matrices(at, stride, size, size), ("pleat[E01]: the experts of dweights.gate" + rest).c_str());
+    refuses(matrices(at, size, stride, size), ("pleat[E01]: the experts of dweights.up" + rest).c_str());
+    refuses(matrices(at, size, size, stride), ("pleat[E01]: the experts of dweights.down" + rest).c_str());
+  }
+  CHECK(unit == std::vector<double>(unit.size()));
+  backward(matrices(at, size, size, size));
+  CHECK(at[size] != 0);
+}
+
+TEST_CASE("T07: which of the matrices does not fit") {
+  const auto plan = moe::plan(moe::ExpertShape{2, 4, 3, 4, DType::f32});
+  const HostBuffer scratch(plan.footprint().scratch), saved_memory(plan.footprint().saved);
+  auto op = moe::bind(plan, HostExecutor{}, Memory<HostArena>{scratch.block()});
+  moe::ExpertSaved saved(plan, saved_memory.block());
+  std::vector<float> rows(16), values(24);
+  const std::vector<std::int64_t> offsets = {0, 2, 4};
+  const TensorRef array(rows.data(), {4, 4});
+  const auto wide = moe::expert_matrix(values.data(), 2, 3, 4, 12),
+             tall = moe::expert_matrix(values.data(), 2, 4, 3, 12),
+             wrong = moe::expert_matrix(values.data(), 2, 2, 4, 8);
+  const moe::ExpertMatrices right{wide, wide, tall};
+  op.forward({}, array, offsets, right, saved, array);
+  const auto check = [&](const char* name, const char* wanted, const moe::ExpertMatrices& m) {
+    const std::string rest = std::string(name) + " is f32 [2, 2, 4] on host; it must be f32 " + wanted + " on host";
+    CHECK_THROWS_WITH_AS(op.forward({}, array, offsets, m, saved, array), ("pleat[T07]: weights." + rest).c_str(),
+                         shape_error);
+    CHECK_THROWS_WITH_AS(op.backward({}, array, array, offsets, right, saved, array, m, false),
+                         ("pleat[T07]: dweights." + rest).c_str(), shape_error);
+  };
+  check("gate", "[2, 3, 4]", {wrong, wide, tall});
+  check("up", "[2, 3, 4]", {wide, wrong, tall});
+  check("down", "[2, 4, 3]", {wide, wide, wrong});
 }
 
 }  // namespace

@@ -421,7 +421,7 @@ TEST_CASE("the layer names what is wrong: sizes, a saved state of other shapes, 
                        "pleat[T07]: x is f32 [4, 4] on host, and has no data", shape_error);
   CHECK_THROWS_WITH_AS(
       layer.forward({}, x, l, moe::ExpertMatrices{all(matrix).gate, {nullptr, DType::f32, {2, 6, 4}}, {}}, saved, x),
-      doctest::Contains("pleat[T07]: weights is f32 [2, 6, 4] on host, and has no data"), shape_error);
+      doctest::Contains("pleat[T07]: weights.up is f32 [2, 6, 4] on host, and has no data"), shape_error);
   const moe::ExpertSaved fresh(plan.experts, memory.block());
   CHECK_THROWS_WITH_AS(fresh.expect_filled(plan.experts.shape), doctest::Contains("pleat[E16]"), shape_error);
 }
