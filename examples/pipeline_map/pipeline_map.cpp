@@ -34,27 +34,33 @@ struct Request {
   bool help = false;
 };
 
-/// Reads one number from the front of `text`.
-template <class Number>
-Number take_number(std::string_view& text) {
-  Number value{};
+// With the largest of these, a drawing takes half a minute.
+constexpr int most_ranks = 128, most_micro_batches = 1024, most_columns = 1 << 16;
+constexpr double most_cost = 1e6, longest_run = 1e15;
+
+/// A number from 1 to `most`. Errors: usage_error with what was given and what is valid.
+int number(std::string_view name, std::string_view text, int most) {
+  int value = 0;
   const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{}) throw usage_error("\"" + std::string(text) + "\" is not the number that is needed");
-  text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
+  const bool is_number = failure == std::errc{} && stop == text.data() + text.size();
+  if (!is_number || value < 1 || value > most) {
+    throw usage_error(std::string(name) + " \"" + std::string(text) + "\"; valid: 1 to " + std::to_string(most));
+  }
   return value;
 }
-template <class Number>
-Number number(std::string_view text) {
-  const Number value = take_number<Number>(text);
-  if (!text.empty()) throw usage_error("\"" + std::string(text) + "\" follows a number");
-  return value;
-}
-pleat::pipeline::Costs read_costs(std::string_view text) {
+pleat::pipeline::Costs read_costs(const std::string_view given) {
+  const auto refuse = [&] {
+    throw usage_error("--costs \"" + std::string(given) + "\"; valid: four numbers from 0 to " +
+                      std::to_string(static_cast<int>(most_cost)) + ", as in 1,1,1,2.5");
+  };
   pleat::pipeline::Costs costs;
+  std::string_view text = given;
   for (double* cost : {&costs.forward, &costs.input_backward, &costs.weight_backward, &costs.overlapped}) {
-    *cost = take_number<double>(text);
+    const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), *cost);
+    if (failure != std::errc{} || !(*cost >= 0 && *cost <= most_cost)) refuse();
+    text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
     const bool is_last = cost == &costs.overlapped;
-    if (text.substr(0, 1) != (is_last ? "" : ",")) throw usage_error("--costs needs four numbers, as in 1,1,1,2.5");
+    if (text.substr(0, 1) != (is_last ? "" : ",")) refuse();
     if (!is_last) text.remove_prefix(1);
   }
   return costs;
@@ -75,7 +81,7 @@ Request read(const std::vector<std::string_view>& arguments) {
     } else if (name == "--times") {
       request.times = value();
     } else if (name == "--columns") {
-      request.draw.most_columns = number<int>(value());
+      request.draw.most_columns = number(name, value(), most_columns);
     } else if (name == "--svg") {
       request.svg = value();
     } else if (name.substr(0, 1) == "-") {
@@ -98,13 +104,17 @@ pleat::pipeline::Timeline read_times(const pleat::pipeline::Schedule& schedule, 
       rank.push_back(span);
     }
   }
-  return measured(schedule, std::move(spans));
+  pleat::pipeline::Timeline run = measured(schedule, std::move(spans));
+  if (!(run.makespan <= longest_run))
+    throw usage_error("--times " + name + ": a run is longer than 1e15; valid: up to it");
+  return run;
 }
 
 void run(const Request& request) {
   using namespace pleat::pipeline;
-  const Schedule schedule =
-      make_schedule(parse_kind(request.words[0]), number<int>(request.words[1]), number<int>(request.words[2]));
+  const int ranks = number("RANKS", request.words[1], most_ranks);
+  const int micro_batches = number("MICRO_BATCHES", request.words[2], most_micro_batches);
+  const Schedule schedule = make_schedule(parse_kind(request.words[0]), ranks, micro_batches);
   const Timeline timeline =
       request.times.empty() ? simulate(schedule, request.costs) : read_times(schedule, request.times);
   std::cout << draw_text(schedule, timeline, request.draw);
@@ -124,9 +134,9 @@ int main(int count, char** arguments) {
     if (!std::cout.flush()) throw std::runtime_error("cannot write to the standard output: is its disk full?");
     return 0;
   } catch (const usage_error& error) {
-    std::cerr << error.what() << "\n\n" << usage;
+    std::cerr << "pipeline_map: " << error.what() << "\n\n" << usage;
   } catch (const std::exception& error) {
-    std::cerr << error.what() << '\n';
+    std::cerr << "pipeline_map: " << error.what() << '\n';
   }
   return 2;
 }

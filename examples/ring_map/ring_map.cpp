@@ -1,10 +1,12 @@
 // Draws when each part of a ring's pass runs, by the cost model, and says what of the transfers is not hidden.
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <pleat/attention/timeline.hpp>
@@ -20,33 +22,74 @@ constexpr const char* usage =
   --bytes X      of a rank's copies to others, bytes/s (340e9)
   --one-launch   forward in one launch
   --svg FILE     also draw forward and backward
+  --help         this text
 )";
+
+struct usage_error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The sizes in their order; with the largest, a drawing takes ten seconds.
+struct Size {
+  const char* name;
+  int most;
+};
+constexpr Size sizes[] = {
+    {"RANKS", 256}, {"TOKENS", 1 << 22}, {"Q_HEADS", 1 << 16}, {"KV_HEADS", 1 << 16}, {"HEAD_DIM", 1 << 16}};
+constexpr double most_rate = 1e21;
 
 struct Request {
   std::vector<int> numbers;
   ring::RingRates rates;
   ring::Launches launches = ring::Launches::per_step;
   std::string svg;
+  bool help = false;
 };
-Request read(int argc, char** argv) {
+
+/// A number from 1 to `most`. Errors: usage_error with what was given and what is valid.
+template <class Number>
+Number number(std::string_view name, std::string_view text, Number most) {
+  Number value{};
+  const auto [stop, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = failure == std::errc{} && stop == text.data() + text.size();
+  if (!is_number || !(value >= 1 && value <= most)) {
+    throw usage_error(message_of(name, " \"", text, "\"; valid: numbers from 1 to ").c_str() +
+                      (most == most_rate ? std::string("1e21") : std::to_string(static_cast<int>(most))));
+  }
+  return value;
+}
+
+Request read(const std::vector<std::string_view>& arguments) {
   Request request;
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    const bool has_value = i + 1 < argc;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view name = arguments[i];
+    const auto value = [&] {
+      if (i + 1 == arguments.size()) throw usage_error(std::string(name) + " needs a value");
+      return arguments[++i];
+    };
+    const std::size_t given = request.numbers.size();
+    if (name == "--help") {
+      request.help = true;
+      return request;
+    }
     if (name == "--one-launch") {
       request.launches = ring::Launches::one;
-    } else if (name == "--flops" && has_value) {
-      request.rates.flops = std::stod(argv[++i]);
+    } else if (name == "--flops") {
+      request.rates.flops = number(name, value(), most_rate);
       request.rates.backward_flops = request.rates.flops * 5 / 6;
-    } else if (name == "--bytes" && has_value) {
-      request.rates.bytes_per_second = std::stod(argv[++i]);
-    } else if (name == "--svg" && has_value) {
-      request.svg = argv[++i];
+    } else if (name == "--bytes") {
+      request.rates.bytes_per_second = number(name, value(), most_rate);
+    } else if (name == "--svg") {
+      request.svg = value();
+    } else if (name.substr(0, 2) == "--" || given == std::size(sizes)) {
+      throw usage_error("\"" + std::string(name) + "\" is not understood");
     } else {
-      request.numbers.push_back(std::stoi(name));
+      request.numbers.push_back(number(sizes[given].name, name, sizes[given].most));
     }
   }
-  if (request.numbers.size() != 5) throw std::runtime_error(usage);
+  if (request.numbers.size() != std::size(sizes)) {
+    throw usage_error("give RANKS TOKENS Q_HEADS KV_HEADS HEAD_DIM, as in 2 16384 32 32 128");
+  }
   return request;
 }
 
@@ -94,7 +137,7 @@ void draw(std::ofstream& file, const std::vector<ring::TimelineSpan>& spans, con
   }
 }
 
-int run(const Request& request) {
+void run(const Request& request) {
   const std::vector<int>& n = request.numbers;
   const ring::Plan plan = ring::plan(
       n[0], {.tokens = n[1], .q_heads = n[2], .kv_heads = n[3], .qk_dim = n[4], .v_dim = n[4], .dtype = DType::bf16},
@@ -107,7 +150,7 @@ int run(const Request& request) {
   };
   report("forward", forward);
   report("backward", backward);
-  if (request.svg.empty()) return 0;
+  if (request.svg.empty()) return;
   std::ofstream file(request.svg);
   const int height = 60 + 48 * plan.cp, width = 1100;
   const auto title = [&](const char* pass, const std::vector<ring::TimelineSpan>& spans) {
@@ -123,16 +166,30 @@ int run(const Request& request) {
   file << "</svg>\n";
   file.close();
   if (!file) throw std::runtime_error("cannot write " + request.svg);
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int count, char** arguments) {
   try {
-    return run(read(argc, argv));
-  } catch (const std::exception& e) {
-    std::cerr << e.what() << '\n';
+    const Request request = read({arguments + 1, arguments + count});
+    if (request.help) {
+      std::cout << usage;
+    } else {
+      run(request);
+    }
+    if (!std::cout.flush() || std::fflush(stdout) != 0) {
+      throw std::runtime_error("cannot write to the standard output: is its disk full?");
+    }
+    return 0;
+  } catch (const usage_error& e) {
+    std::cerr << "ring_map: " << e.what() << "\n\n" << usage;
     return 2;
+  } catch (const pleat::error& e) {
+    std::cerr << "ring_map: " << e.what() << '\n';
+    return 2;
+  } catch (const std::exception& e) {
+    std::cerr << "ring_map: " << e.what() << '\n';
+    return 1;
   }
 }
