@@ -111,12 +111,15 @@ namespace detail {
 inline void check_choices(DType dtype, const Options& o) {
   dispatch_dtype(AttentionTypes{}, dtype, [](auto) {});
   const double scale = o.scale.value_or(1);
+  const Launches launches = o.launches.value_or(Launches::per_step);
   const bool is_layout = !o.layout || *o.layout <= Layout::balanced;
-  if (!std::isfinite(scale) || o.max_ctas < 0 || !is_layout || o.transport > Transport::peer) {
-    fail<shape_error>("pleat[A19]: a ring with scale=", scale, ", max_ctas=", o.max_ctas,
-                      ", layout=", o.layout ? static_cast<int>(*o.layout) : 0,
-                      " and transport=", static_cast<int>(o.transport),
-                      "; valid: a finite scale, max_ctas of 0 and more, and the named layouts and transports");
+  if (!std::isfinite(scale) || o.max_ctas < 0 || !is_layout || o.transport > Transport::peer ||
+      launches > Launches::one) {
+    fail<shape_error>(
+        "pleat[A19]: a ring with scale=", scale, ", max_ctas=", o.max_ctas,
+        ", layout=", o.layout ? static_cast<int>(*o.layout) : 0, ", transport=", static_cast<int>(o.transport),
+        " and launches=", static_cast<int>(launches),
+        "; valid: a finite scale, max_ctas of 0 and more, and the named layouts, transports and launches");
   }
 }
 /// Keys and values of all other ranks.

@@ -37,10 +37,9 @@ inline void order_streams(cudaStream_t before, cudaStream_t after) {
 
 /// Out, see tensor/dlpack.hpp: what the consumer enqueues on its stream comes after what `producer` was given so far.
 /// Going in it is the other way about: pass the number of the stream that pleat will read on to the framework's
-/// `__dlpack__`. Errors: T08, C20.
+/// `__dlpack__`. Errors: T08, T12, C20.
 template <dl_managed_tensor Managed, class T, class Owner>
-[[nodiscard]] Managed* to_dlpack(const T& tensor, Owner owner, cudaStream_t producer,
-                                 std::optional<std::int64_t> consumer) {
+[[nodiscard]] Managed* to_dlpack(T&& tensor, Owner owner, cudaStream_t producer, std::optional<std::int64_t> consumer) {
   if (const auto stream = dlpack_stream(consumer)) order_streams(producer, *stream);
   return to_dlpack<Managed>(tensor, std::move(owner));
 }

@@ -91,7 +91,8 @@ struct tensor_traits<T> {
 };
 
 /// In, with ownership: holds a tensor that another framework has given away and calls its deleter at the end. A tensor
-/// itself. Whoever enqueues work on it keeps it until that work is done; see cuda/dlpack.hpp for streams.
+/// itself; ask for one that is to be written with `as_writable`, which refuses a read-only one. Whoever enqueues work
+/// on it keeps it until that work is done; see cuda/dlpack.hpp for streams.
 template <dl_managed_tensor Managed>
 class DlOwned {
  public:
@@ -141,6 +142,7 @@ struct tensor_traits<DlOwned<Managed>> {
   }
   static DType dtype(const DlOwned<Managed>& t) { return tensor_traits<view>::dtype(t.dl_tensor()); }
   static Device device(const DlOwned<Managed>& t) { return tensor_traits<view>::device(t.dl_tensor()); }
+  static bool is_read_only(const DlOwned<Managed>& t) { return t.is_read_only(); }
 };
 
 namespace detail {
@@ -178,12 +180,29 @@ struct DlLent {
 
 /// Out: `tensor` as a new `Managed` for another framework, without a copy. `owner` is whatever keeps the memory alive
 /// (a HostBuffer or CudaBuffer moved in, a shared_ptr); it is destroyed when the consumer calls the deleter, on any
-/// thread. The consumer may read and write what it was lent, on a stream that is ordered after what has written it: see
-/// cuda/dlpack.hpp.
+/// thread. The consumer may read what it was lent, and write it unless it is read-only (const elements, a pointer to
+/// const, a read-only DlOwned), on a stream that is ordered after what has written it: see cuda/dlpack.hpp.
+/// Errors: shape_error T08 for elements without data, T12 for read-only ones as a `Managed` without flags.
 template <dl_managed_tensor Managed, class T, class Owner>
-[[nodiscard]] Managed* to_dlpack(const T& tensor, Owner owner) {
+[[nodiscard]] Managed* to_dlpack(T&& tensor, Owner owner) {
   using Lent = detail::DlLent<Managed, Owner>;
-  const TensorRef from = as_tensor(tensor);
+  TensorRef from = as_tensor(tensor);
+  if constexpr (std::ranges::contiguous_range<T>) {
+    if (std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<T>>>) from.set_read_only();
+  }
+  constexpr bool has_flags = requires(Managed & managed) {
+    managed.flags;
+  };
+  if (from.data() == nullptr && from.elems() != 0) {
+    fail<shape_error>("pleat[T08]: ", from,
+                      " is to be lent through DLPack, but its data is null; make the tensor "
+                      "before what owns its memory is moved");
+  }
+  if (from.is_read_only() && !has_flags) {
+    fail<shape_error>("pleat[T12]: ", from,
+                      " may only be read, which this DLPack struct cannot say; lend it as a "
+                      "DLManagedTensorVersioned, or a copy");
+  }
   auto* const lent = new Lent{.owner = std::move(owner)};
   auto& to = lent->managed.dl_tensor;
   const auto set = [](auto& field, auto value) { field = static_cast<std::remove_cvref_t<decltype(field)>>(value); };
@@ -203,6 +222,7 @@ template <dl_managed_tensor Managed, class T, class Owner>
   to.strides = lent->strides;
   to.byte_offset = 0;
   if constexpr (requires { lent->managed.version.major; }) lent->managed.version = {1, 0};
+  if constexpr (has_flags) set(lent->managed.flags, from.is_read_only() ? 1 : 0);
   lent->managed.manager_ctx = lent;
   lent->managed.deleter = [](Managed* managed) { delete static_cast<Lent*>(managed->manager_ctx); };
   return &lent->managed;

@@ -14,14 +14,18 @@ namespace pleat::inline v0 {
 class TensorRef {
  public:
   static constexpr int max_rank = 6;
+  /// Extents, without those of 0, have a product of at most so many: bytes and row-major strides can be counted.
+  static constexpr std::int64_t max_elems = (std::int64_t{1} << 60) - 1;
 
   TensorRef() = default;
 
-  /// A contiguous row-major tensor over `data`; a pointer to const makes an input.
-  /// Errors: shape_error T04 for more than `max_rank` or negative extents.
+  /// A contiguous row-major tensor over `data`; a pointer to const makes an input, which is read-only.
+  /// Errors: shape_error T04 for more than `max_rank` or negative extents, or more than `max_elems`.
   template <element T>
   TensorRef(T* data, std::initializer_list<std::int64_t> extents, Device device = {})
-      : TensorRef(const_cast<std::remove_const_t<T>*>(data), dtype_of<T>, extents, device) {}
+      : TensorRef(const_cast<std::remove_const_t<T>*>(data), dtype_of<T>, extents, device) {
+    is_read_only_ = std::is_const_v<T>;
+  }
   TensorRef(void* data, DType dtype, std::initializer_list<std::int64_t> extents, Device device = {})
       : data_(data), dtype_(dtype), device_(device) {
     for (const std::int64_t extent : extents) push_extent(extent, 0);
@@ -34,14 +38,21 @@ class TensorRef {
 
   /// Appends the innermost axis so far. Errors: shape_error T04.
   void push_extent(std::int64_t extent, std::int64_t stride) {
-    if (rank_ == max_rank || extent < 0) {
+    std::int64_t most = max_elems;
+    for (int axis = 0; axis < rank_; ++axis) most /= extents_[axis] > 0 ? extents_[axis] : 1;
+    if (rank_ == max_rank || extent < 0 || extent > most) {
       fail<shape_error>("pleat[T04]: axis ", rank_, " has extent ", extent, "; a tensor has at most ", max_rank,
-                        " axes, each of extent 0 or more");
+                        " axes, each of extent 0 or more, and fewer than 2^60 elements");
     }
     extents_[rank_] = extent;
     strides_[rank_] = stride;
     ++rank_;
   }
+
+  /// Makes it one that may only be read.
+  void set_read_only() { is_read_only_ = true; }
+  /// Whether its memory is known to be one that may only be read: `as_writable` refuses it, `to_dlpack` lends it so.
+  bool is_read_only() const { return is_read_only_; }
 
   void* data() const { return data_; }
   DType dtype() const { return dtype_; }
@@ -77,6 +88,7 @@ class TensorRef {
  private:
   void* data_ = nullptr;
   DType dtype_ = DType::f32;
+  bool is_read_only_ = false;
   Device device_;
   int rank_ = 0;
   std::int64_t extents_[max_rank] = {};

@@ -17,6 +17,7 @@ namespace pleat::inline v0 {
 ///       static std::int64_t stride(const my::Tensor& t, int axis);   // in elements
 ///       static pleat::DType dtype(const my::Tensor& t);
 ///       static pleat::Device device(const my::Tensor& t);            // {kind, index}
+///       static bool is_read_only(const my::Tensor& t);               // may be left out: not known to be
 ///     };
 ///
 /// Shipped: TensorRef, contiguous ranges (std::span, std::vector, std::array; one axis) and mdspan-like types.
@@ -43,6 +44,7 @@ struct tensor_traits<TensorRef> {
   static std::int64_t stride(const TensorRef& t, int axis) { return t.stride(axis); }
   static DType dtype(const TensorRef& t) { return t.dtype(); }
   static Device device(const TensorRef& t) { return t.device(); }
+  static bool is_read_only(const TensorRef& t) { return t.is_read_only(); }
 };
 
 /// A contiguous range on the host is a tensor [size].
@@ -57,6 +59,9 @@ struct tensor_traits<R> {
   static std::int64_t stride(const R&, int) { return 1; }
   static DType dtype(const R&) { return dtype_of<std::ranges::range_value_t<R>>; }
   static Device device(const R&) { return {}; }
+  static bool is_read_only(const R&) {
+    return std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
+  }
 };
 
 /// Anything with the members of std::mdspan (Kokkos' and cuda::std's too) and elements behind a pointer: read as host
@@ -84,6 +89,9 @@ struct tensor_traits<T> {
   }
   static DType dtype(const T&) { return dtype_of<typename T::value_type>; }
   static Device device(const T&) { return {}; }
+  static bool is_read_only(const T& t) {
+    return !std::is_convertible_v<decltype(t.data_handle()), typename T::value_type*>;
+  }
 };
 
 /// Reads any tensor into a TensorRef.
@@ -97,10 +105,23 @@ TensorRef as_tensor(const T& t) {
     TensorRef ref(traits::data(t), traits::dtype(t), {}, traits::device(t));
     for (int axis = 0; axis < traits::rank(t); ++axis)
       ref.push_extent(traits::extent(t, axis), traits::stride(t, axis));
+    if constexpr (requires { traits::is_read_only(t); }) {
+      if (traits::is_read_only(t)) ref.set_read_only();
+    }
     return ref;
   } else {
     return {};
   }
+}
+
+/// The same for a tensor that is to be written, which `what` names. Errors: shape_error T12 when it may only be read.
+template <class T>
+TensorRef as_writable(const char* what, const T& t) {
+  const TensorRef ref = as_tensor(t);
+  if (ref.is_read_only()) {
+    fail<shape_error>("pleat[T12]: ", what, " is ", ref, ", which may only be read; pass memory that may be written");
+  }
+  return ref;
 }
 
 /// A dimension that `expect` does not check.

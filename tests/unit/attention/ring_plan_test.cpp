@@ -59,8 +59,10 @@ TEST_CASE("A19, T01: options and dtypes that cannot be") {
   expect("pleat[A19]: a ring with scale=inf", {.scale = std::numeric_limits<double>::infinity()});
   expect("pleat[A19]: a ring with scale=1, max_ctas=-1", {.max_ctas = -1});
   expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=9", {.layout = static_cast<ring::Layout>(9)});
-  expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=0 and transport=7",
+  expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=0, transport=7",
          {.transport = static_cast<Transport>(7)});
+  expect("pleat[A19]: a ring with scale=1, max_ctas=0, layout=0, transport=0 and launches=9",
+         {.launches = static_cast<ring::Launches>(9)});
   for (const DType dtype : {DType::i32, DType::u8, static_cast<DType>(77)}) {
     ring::Shape wrong = shape(16);
     wrong.dtype = dtype;

@@ -236,6 +236,55 @@ TEST_CASE_TEMPLATE("a tensor that is lent holds its owner until the deleter is c
   CHECK(watched.expired());
 }
 
+TEST_CASE("T04: more elements than can be counted, with strides that are not there") {
+  Case given;
+  for (std::int64_t& extent : given.shape) extent = std::int64_t{1} << 40;
+  CHECK_THROWS_AS(as_tensor(given.tensor), shape_error);
+  given.tensor.ndim = 2;
+  CHECK_THROWS_AS(as_tensor(given.tensor), shape_error);
+}
+
+std::uint64_t lent_flags(DLManagedTensorVersioned* lent) {
+  return DlOwned(lent).is_read_only() ? 1 : 0;
+}
+
+TEST_CASE("T12: what may only be read stays so") {
+  const Case given;
+  auto managed = managed_of<DLManagedTensorVersioned>(given);
+  managed.version = {1, 0};
+  managed.flags = 1;
+  DlOwned owned(&managed);
+  const TensorRef ref = as_tensor(owned);
+  CHECK(ref.is_read_only());
+  CHECK_THROWS_WITH_AS(as_writable("out", owned),
+                       "pleat[T12]: out is f32 [2, 3, 4] on host, which may only be read; pass memory that may be "
+                       "written",
+                       shape_error);
+  CHECK_THROWS_WITH_AS((void)to_dlpack<DLManagedTensor>(owned, 0),
+                       "pleat[T12]: f32 [2, 3, 4] on host may only be read, which this DLPack struct cannot say; lend "
+                       "it as a DLManagedTensorVersioned, or a copy",
+                       shape_error);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(owned, 0)) == 1);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(ref, std::move(owned))) == 1);
+
+  std::vector<float> vector(8);
+  const std::vector<float> constant(8);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(vector, 0)) == 0);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(constant, 0)) == 1);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(TensorRef(constant.data(), {8}), 0)) == 1);
+  CHECK(lent_flags(to_dlpack<DLManagedTensorVersioned>(given.tensor, 0)) == 0);  // a DLTensor has no word for it
+  CHECK_THROWS_AS((void)to_dlpack<DLManagedTensor>(constant, 0), shape_error);
+}
+
+TEST_CASE("T08: elements without data are not lent") {
+  CHECK_THROWS_WITH_AS((void)to_dlpack<DLManagedTensor>(TensorRef(nullptr, DType::f32, {4}), 0),
+                       "pleat[T08]: f32 [4] on host is to be lent through DLPack, but its data is null; make the "
+                       "tensor before what owns its memory is moved",
+                       shape_error);
+  const DlOwned empty(to_dlpack<DLManagedTensor>(TensorRef(nullptr, DType::f32, {0}), 0));
+  CHECK(as_tensor(empty).elems() == 0);
+}
+
 TEST_CASE("what goes out comes in as it was, for every dtype and device") {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {
     for (const Device device : {Device{}, Device{DeviceKind::cuda, 3}}) {

@@ -82,11 +82,35 @@ TEST_CASE("T04: too many axes and negative extents") {
   float value = 0;
   CHECK(TensorRef(&value, {1, 2, 3, 4, 5, 6}).rank() == TensorRef::max_rank);
   CHECK_THROWS_WITH_AS(TensorRef(&value, {1, 2, 3, 4, 5, 6, 7}),
-                       "pleat[T04]: axis 6 has extent 7; a tensor has at most 6 axes, each of extent 0 or more",
+                       "pleat[T04]: axis 6 has extent 7; a tensor has at most 6 axes, each of extent 0 or more, and "
+                       "fewer than 2^60 elements",
                        shape_error);
   CHECK_THROWS_WITH_AS(TensorRef(&value, {2, -1}),
-                       "pleat[T04]: axis 1 has extent -1; a tensor has at most 6 axes, each of extent 0 or more",
+                       "pleat[T04]: axis 1 has extent -1; a tensor has at most 6 axes, each of extent 0 or more, and "
+                       "fewer than 2^60 elements",
                        shape_error);
+}
+
+TEST_CASE("T04: more elements than can be counted") {
+  float value = 0;
+  const std::int64_t huge = std::int64_t{1} << 40;
+  CHECK_THROWS_WITH_AS(TensorRef(&value, {huge, huge}),
+                       "pleat[T04]: axis 1 has extent 1099511627776; a tensor has at most 6 axes, each of extent 0 or "
+                       "more, and fewer than 2^60 elements",
+                       shape_error);
+  CHECK_THROWS_AS(TensorRef(&value, {0, huge, huge}), shape_error);  // nor would its strides be
+  CHECK_THROWS_AS(strided(&value, {{huge, 0}, {huge, 0}}), shape_error);
+  CHECK_THROWS_AS(TensorRef(&value, {TensorRef::max_elems + 1}), shape_error);
+  CHECK(TensorRef(&value, {TensorRef::max_elems}).elems() == TensorRef::max_elems);
+  CHECK(TensorRef(&value, {huge, 0, (std::int64_t{1} << 20) - 1}).elems() == 0);
+}
+
+TEST_CASE("a pointer to const makes a tensor that may only be read") {
+  float value = 0;
+  const float constant = 0;
+  CHECK(TensorRef(&constant, {1}).is_read_only());
+  CHECK_FALSE(TensorRef(&value, {1}).is_read_only());
+  CHECK_FALSE(TensorRef(&value, DType::f32, {1}).is_read_only());
 }
 
 TEST_CASE("T05: read as another dtype") {

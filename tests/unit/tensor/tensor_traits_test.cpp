@@ -162,6 +162,24 @@ TEST_CASE("expect passes what fits, and any extent where it is told so") {
   CHECK(expect("empty", std::vector<float>{}, DType::f32, DeviceKind::host, {0}).elems() == 0);
 }
 
+TEST_CASE("T12: a tensor that may only be read is not one to write") {
+  float data[24] = {};
+  std::vector<float> vector(3);
+  const TensorRef input(static_cast<const float*>(data), {2, 3, 4});
+  CHECK(as_tensor(input).is_read_only());
+  CHECK_THROWS_WITH_AS(as_writable("out", input),
+                       "pleat[T12]: out is f32 [2, 3, 4] on host, which may only be read; pass memory that may be "
+                       "written",
+                       shape_error);
+  CHECK_THROWS_AS(as_writable("out", std::span<const float>(vector)), shape_error);
+  CHECK_THROWS_AS(as_writable("out", StridedSpan<const float, 1>{data, {3}, {1}}), shape_error);
+  CHECK(as_writable("out", TensorRef(data, {2, 3, 4})).data() == data);
+  CHECK(as_writable("out", vector).data() == vector.data());
+  CHECK(as_writable("out", std::span<float>(vector)).data() == vector.data());
+  CHECK(as_writable("out", StridedSpan<float, 1>{data, {3}, {1}}).data() == data);
+  CHECK(as_writable("out", odd::Tensor({}, nullptr, 0)).elems() == 0);
+}
+
 TEST_CASE("T07 names the tensor, what it is and what it must be") {
   float data[24];
   const TensorRef q(data, {2, 3, 4});
