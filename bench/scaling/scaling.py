@@ -6,7 +6,8 @@ peers, and the trainer on folded meshes; then writes report.md and its plots.
              [--report] [--dry-run]
 
 --in-process adds the trainer's meshes of up to 8 ranks as threads that share the GPUs there are. --report makes the
-report again from an earlier run's folder. A job that fails or takes too long is said and the next one is run; exit code 1.
+report again from an earlier run's folder. --dry-run lists what would run, on 8 GPUs where none is visible. A job that
+fails or takes too long is said and the next one is run; exit code 1.
 """
 import argparse
 import json
@@ -59,9 +60,11 @@ def main(arguments):
     kinds = options.only.split(",")
     if unknown := set(kinds) - set(jobs.KINDS):
         parser.error(f"--only {', '.join(sorted(unknown))}: the valid words are {', '.join(jobs.KINDS)}")
+    if options.gpus is not None and options.gpus < 1:
+        parser.error(f"--gpus {options.gpus}: 1 or more; jobs take 1, 2, 4 and 8 of them")
     gpus = visible_gpus() if options.gpus is None else options.gpus
-    if gpus < 0:
-        parser.error(f"--gpus {gpus}: 1 or more; jobs take 1, 2, 4 and 8 of them")
+    if options.dry_run and gpus == 0:
+        gpus = max(jobs.COUNTS)
     todo = jobs.jobs(options.build, options.out, gpus, kinds, options.quick)
     if options.in_process:
         todo += jobs.in_process_jobs(options.build, options.out)
@@ -72,6 +75,8 @@ def main(arguments):
     if options.report and not (options.out / "jobs.jsonl").exists():
         parser.error(f"--report: {options.out} holds no run; name the folder that --out named")
     if not options.report:
+        if not pathlib.Path(options.build).is_dir():
+            parser.error(f"--build {options.build} is no folder; name the one that holds a build with CUDA")
         if gpus == 0:
             print("skipped: no GPU is visible")
             return 77

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """The report says what rows of the benchmarks hold: speeds, ratios, distances, bars, and what failed."""
+import contextlib
+import io
 import json
 import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import jobs
@@ -78,6 +81,27 @@ class Report(unittest.TestCase):
 class Jobs(unittest.TestCase):
     def test_no_job_takes_more_gpus_than_there_are(self):
         self.assertEqual({job.ranks for job in jobs.jobs("b", "o", 2, jobs.KINDS, False)}, {1, 2})
+
+    def output(self, *words):
+        """The exit code, and what was printed."""
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            try:
+                return scaling.main(list(words)), text.getvalue()
+            except SystemExit as end:
+                return end.code, text.getvalue()
+
+    def test_a_dry_run_without_gpus_lists_what_eight_would_run(self):
+        with unittest.mock.patch.object(scaling, "visible_gpus", return_value=0):
+            code, text = self.output("--dry-run")
+        self.assertEqual((code, "\nmoe 8: " in text), (0, True))
+        self.assertNotIn("moe 2: ", self.output("--dry-run", "--gpus", "1")[1])
+
+    def test_options_that_cannot_be_are_named(self):
+        for words, said in ((("--gpus", "0"), "--gpus 0: 1 or more"), (("--gpus", "-1"), "--gpus -1: 1 or more"),
+                            (("--build", "/nowhere"), "--build /nowhere is no folder")):
+            code, text = self.output(*words)
+            self.assertEqual((code, said in text), (2, True), text)
 
     def test_every_mesh_folds_into_its_ranks(self):
         for ranks, meshes in jobs.MESHES.items():
