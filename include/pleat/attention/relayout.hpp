@@ -139,7 +139,7 @@ class Relayout {
 
   /// out = in in the other order: in [batch, tokens of plan.from, ...], out [batch, tokens of plan.to, ...], with the
   /// same axes behind; any strides, best with contiguous rows. No overlap. Ordered on `s`.
-  /// Errors: shape_error T07 (extents), A04 (an output whose rows overlap).
+  /// Errors: shape_error T07 (extents), T12 (a read-only output), A04 (an output whose rows overlap).
   template <class In, class Out>
   void forward(stream_type s, const In& in, const Out& out) {
     move(s, checked("in", in, before_), before_, checked_output("out", out, after_), after_);
@@ -226,7 +226,7 @@ class Relayout {
   }
   template <class T>
   TensorRef checked_output(const char* what, const T& t, const Side& side) const {
-    const TensorRef ref = checked(what, t, side);
+    const TensorRef ref = checked(what, as_writable(what, t), side);
     pleat::detail::require_distinct_rows(what, ref);
     return ref;
   }

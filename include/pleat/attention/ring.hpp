@@ -111,7 +111,7 @@ class RingAttention {
   /// out = attention of the local queries over the keys of all ranks. q [batch, local_tokens, q_heads, qk_dim],
   /// k [batch, local_tokens, kv_heads, qk_dim], v [.., kv_heads, v_dim], out [batch, local_tokens, q_heads, v_dim]; the
   /// plan's dtype; any strides with a contiguous last axis (views of one packed qkv buffer will do). `out` overlaps
-  /// none of the others. Errors: shape_error T07 (extents, no data), A04 (strides).
+  /// none of the others. Errors: shape_error T07 (extents, no data), T12 (a read-only output), A04 (strides).
   template <class Q, class K, class V, class Out>
   void forward(const StreamPair& s, const Q& q, const K& k, const V& v, const Out& out, Saved& saved) {
     forward(s, work_, q, k, v, out, saved);
@@ -127,7 +127,7 @@ class RingAttention {
   /// The same where latents travel (a plan with `latent_dim`): latent [batch, local_tokens, latent_dim], from which
   /// `expander`, a `latent_expander` of this device, makes the keys and values of each block when it has arrived, in
   /// scratch. It is borrowed for the call, as are its weights until the call is done on its stream. Errors: shape_error
-  /// T07, A04; A16 when the plan has no latents, as `forward` where it has.
+  /// T07, T12, A04; A16 when the plan has no latents, as `forward` where it has.
   template <class Expander, class Q, class Latent, class Out>
   void forward_latent(const StreamPair& s, Expander& expander, const Q& q, const Latent& latent, const Out& out,
                       Saved& saved) {
@@ -156,8 +156,8 @@ class RingAttention {
   }
 
   /// Gradients of the same call: dq, dk and dv, shaped as q, k and v, are overwritten; dout is shaped as out.
-  /// Errors: shape_error T07, A04; A07 when `saved` holds no forward of this operation, A21 when a later forward has
-  /// overwritten it.
+  /// Errors: shape_error T07, T12, A04; A07 when `saved` holds no forward of this operation, A21 when a later forward
+  /// has overwritten it.
   template <class DOut, class DQ, class DK, class DV>
   void backward(const StreamPair& s, const DOut& dout, const Saved& saved, const DQ& dq, const DK& dk, const DV& dv) {
     const Shape& shape = plan().shape;
@@ -168,7 +168,7 @@ class RingAttention {
   }
 
   /// Gradients of a `forward_latent`: dq and dlatent, shaped as q and latent, are overwritten. Only the gradient of the
-  /// latent travels, in accumulator_t; blocks are expanded anew. Errors: shape_error T07, A04, A07, A21, A16.
+  /// latent travels, in accumulator_t; blocks are expanded anew. Errors: shape_error T07, T12, A04, A07, A21, A16.
   template <class Expander, class DOut, class DQ, class DLatent>
   void backward_latent(const StreamPair& s, Expander& expander, const DOut& dout, const Saved& saved, const DQ& dq,
                        const DLatent& dlatent) {
@@ -298,7 +298,7 @@ class RingAttention {
   }
   template <class T, class... Dims>
   TensorRef output(const char* what, const T& t, Dims... dims) const {
-    const TensorRef ref = input(what, t, dims...);
+    const TensorRef ref = input(what, as_writable(what, t), dims...);
     pleat::detail::require_distinct_rows(what, ref);
     return ref;
   }

@@ -147,7 +147,7 @@ TEST_CASE("A15: splits of other tokens or over other ranks") {
   expect_error<shape_error>("pleat[A02]: batch=-1", [&] { relayout::plan(two, two, {.batch = -1}); });
 }
 
-TEST_CASE("A05, A04, T07, T02: a group, tensors or memory that do not fit the plan") {
+TEST_CASE("A05, A04, T07, T12, T02: a group, tensors or memory that do not fit the plan") {
   const Split from = ring::layout_spans(ring::Layout::zigzag, 16, 2),
               to = ring::layout_spans(ring::Layout::contiguous, 16, 2);
   const relayout::Plan plan = relayout::plan(from, to, {.row_elems = 4});
@@ -164,6 +164,8 @@ TEST_CASE("A05, A04, T07, T02: a group, tensors or memory that do not fit the pl
   expect_call("pleat[T07]: in is f32 [1, 4, 4]", TensorRef(data.data(), {1, 4, 4}), halves);
   expect_call("pleat[T07]: out is f32 [1, 8, 3]", rows, TensorRef(data.data(), {1, 8, 3}));
   expect_call("pleat[T07]: a relayout of f32 [1, 8, 4]", rows, halves);
+  expect_call("pleat[T12]: out is f32 [1, 8, 4] on host, which may only be read", rows,
+              TensorRef(static_cast<const float*>(other.data()), {1, 8, 4}));
   TensorRef flat(other.data(), DType::f32, {1});
   flat.push_extent(8, 0);
   flat.push_extent(4, 1);

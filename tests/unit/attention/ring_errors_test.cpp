@@ -123,6 +123,20 @@ TEST_CASE("T07: a tensor of the wrong extents or dtype") {
   });
 }
 
+TEST_CASE("T12: an output that may only be read") {
+  const auto constant = [](const TensorRef& t) {
+    return TensorRef(static_cast<const float*>(t.data()), {1, t.extent(1), 1, 4});
+  };
+  expect_on_every_rank<shape_error>(
+      "pleat[T12]: out is f32 [1, 4, 1, 4] on host, which may only be read", small_plan(), [&](auto& op, Call& call) {
+        op.forward({}, constant(call.in()), constant(call.in()), call.in(), constant(call.result()), call.saved);
+      });
+  expect_on_every_rank<shape_error>("pleat[T12]: dv is f32 [1, 4, 1, 4]", small_plan(), [&](auto& op, Call& call) {
+    op.forward({}, constant(call.in()), call.in(), call.in(), call.result(), call.saved);
+    op.backward({}, constant(call.in()), call.saved, call.result(), call.result(), constant(call.result()));
+  });
+}
+
 TEST_CASE("T07: a tensor without data") {
   expect_on_every_rank<shape_error>("pleat[T07]: k is f32 [1, 4, 1, 4] on host, which has no data", small_plan(),
                                     [](auto& op, Call& call) {
