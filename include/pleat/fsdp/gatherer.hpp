@@ -103,13 +103,18 @@ class Gatherer {
     --holds(unit);
   }
 
-  /// The shards have other values, by work on `compute`: what was gathered before, or is being gathered, is of no use.
-  void weights_changed(stream_type compute) {
+  /// See Sharder::check_released.
+  void check_released() const {
     const auto held = std::find_if(holds_.begin(), holds_.end(), [](int count) { return count != 0; });
     if (held != holds_.end()) {
       fail<shape_error>("pleat[F10]: weights changed while unit ",
                         state_->name(static_cast<int>(held - holds_.begin())), " is held; release it first");
     }
+  }
+
+  /// The shards have other values, by work on `compute`: what was gathered before, or is being gathered, is of no use.
+  void weights_changed(stream_type compute) {
+    check_released();
     for (Slot& slot : slots_) {
       slot.unit = -1;
       slot.last_use = 0;

@@ -243,7 +243,8 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
   }
   if (made.gradient != made.master && made.gradient != compute) {
     fail<shape_error>("pleat[F08]: gradients of ", compute, " parameters cannot be in ", made.gradient,
-                      "; valid dtypes: ", made.master, " ", compute);
+                      "; valid dtypes: ", made.master, made.master == compute ? "" : " ",
+                      made.master == compute ? "" : name_of(compute));
   }
   for (const UnitSpec& unit : units) {
     if (unit.kind > Param::expert) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -11,7 +12,8 @@
 
 namespace pleat::inline v0::fsdp {
 
-/// Where a kernel puts a gradient: the first of a micro-batch overwrites all elements, later ones add.
+/// Where a kernel puts a gradient: the first of a micro-batch overwrites all elements, later ones add. Until `reduce`
+/// of the unit: what is written there later is lost, or ends up in another sum, and nothing can tell.
 struct GradientTarget {
   TensorRef tensor;
   bool accumulate;
@@ -19,14 +21,21 @@ struct GradientTarget {
 
 /// The gradients of one unit while they are written; borrowed, until `reduce` of the unit. What nobody writes counts as
 /// zero. Errors of its calls: shape_error F11 for writing a frozen parameter, F13 for a parameter or an expert that the
-/// unit does not have.
+/// unit does not have, F21 for writing after `reduce` of the unit, or after its gradients were discarded.
 template <executor Executor>
 class GradientView {
  public:
   using stream_type = typename Executor::stream_type;
 
-  GradientView(const UnitView& view, std::span<char> written, Executor executor, stream_type s)
-      : view_(view), written_(written), executor_(executor), stream_(s) {}
+  /// `closings`: how often gradients of the unit were reduced or discarded, which ends the view.
+  GradientView(const UnitView& view, std::span<char> written, const std::int64_t& closings, Executor executor,
+               stream_type s)
+      : view_(view),
+        written_(written),
+        closings_(&closings),
+        closings_before_(closings),
+        executor_(executor),
+        stream_(s) {}
 
   /// Whether `param` has a gradient: it is not frozen.
   bool trains(int param) const {
@@ -70,6 +79,10 @@ class GradientView {
       fail<shape_error>("pleat[F11]: parameter ", layout.place(param).spec.name, " of unit ", view_.unit(),
                         " is frozen and has no gradient; write only where the view's trains(param) holds");
     }
+    if (*closings_ != closings_before_) {
+      fail<shape_error>("pleat[F21]: the gradients of unit ", view_.unit(),
+                        " were reduced or discarded after this view of them was made; call gradient() for a new one");
+    }
     const auto blocks = static_cast<std::size_t>(layout.block_count());
     return written_.subspan(static_cast<std::size_t>(layout.storage_of(param)) * blocks, blocks);
   }
@@ -80,6 +93,8 @@ class GradientView {
 
   UnitView view_;
   std::span<char> written_;  // [parameter][expert]
+  const std::int64_t* closings_;
+  std::int64_t closings_before_;
   Executor executor_;
   stream_type stream_;
 };
@@ -95,6 +110,7 @@ class Reducer {
         replica_(replica),
         finished_(state.executor.make_event()),
         open_(state.plan.layouts.size(), closed),
+        closings_(state.plan.layouts.size()),
         summed_(state.plan.layouts.size()),
         under_way_(state.plan.layouts.size()) {
     for (const Param kind : {Param::dense, Param::expert}) {
@@ -114,7 +130,8 @@ class Reducer {
   GradientView<Executor> gradient(int unit, const ShardStreams<stream_type>& streams) {
     state_->check_unit(unit);
     std::byte* const base = state_->layout(unit).trains() ? opened(unit, streams.compute) : nullptr;
-    return {state_->view(unit, base, state_->plan.gradient), written_[static_cast<std::size_t>(unit)], state_->executor,
+    const auto u = static_cast<std::size_t>(unit);
+    return {state_->view(unit, base, state_->plan.gradient), written_[u], closings_[u], state_->executor,
             streams.compute};
   }
 
@@ -124,6 +141,7 @@ class Reducer {
     if (!state_->layout(unit).trains()) return;
     zero_unwritten(unit, opened(unit, streams.compute), streams.compute);
     const int at = std::exchange(open_[static_cast<std::size_t>(unit)], closed);
+    ++closings_[static_cast<std::size_t>(unit)];
     if (at == in_shard) {
       summed_[static_cast<std::size_t>(unit)] = true;
       return;
@@ -143,6 +161,12 @@ class Reducer {
   /// Ends a step: shards without a sum are zero, replicas are added, `compute` sees the result, and the next sums start
   /// anew.
   void finish(const ShardStreams<stream_type>& streams) {
+    const auto open = std::find_if(open_.begin(), open_.end(), [](int at) { return at != closed; });
+    if (open != open_.end()) {
+      fail<shape_error>("pleat[F21]: the step ends, but the gradients of unit ",
+                        state_->name(static_cast<int>(open - open_.begin())),
+                        " were not reduced since gradient(); call reduce() for it first, or discard_gradients()");
+    }
     // Nothing was reduced, and `compute` may still read the shards of the step before.
     state_->executor.record(finished_, streams.compute);
     state_->executor.wait(streams.reduce, finished_);
@@ -163,6 +187,7 @@ class Reducer {
   void discard() {
     for (Buffer& buffer : buffers_) buffer.unit = -1;
     std::fill(open_.begin(), open_.end(), closed);
+    for (std::int64_t& closings : closings_) ++closings;
     std::fill(summed_.begin(), summed_.end(), char{0});
   }
 
@@ -277,6 +302,7 @@ class Reducer {
   event_type finished_;
   static constexpr int closed = -1, in_shard = -2;
   std::vector<int> open_;                   // [unit]: closed, in_shard or its buffer
+  std::vector<std::int64_t> closings_;      // [unit]: how often it was closed; ends views
   std::vector<char> summed_;                // [unit]: its gradient shard holds a sum of this step
   std::vector<char> under_way_;             // [unit]: `reduce` works on the shard since the last `finish`
   std::vector<std::vector<char>> written_;  // [unit][parameter][expert]

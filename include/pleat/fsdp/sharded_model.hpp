@@ -107,12 +107,19 @@ class ShardedModel {
     backward(unit, std::forward<F>(f), [](const UnitView&) {});
   }
   /// `update(shard, unit)` enqueues, on the compute stream, the optimizer on the elements of this rank: it reads
-  /// `shard.gradient` and writes `shard.master` and `shard.compute`.
+  /// `shard.gradient` and writes `shard.master` and `shard.compute`. When it throws, units are gathered anew all the
+  /// same, as some may have been written. Errors, before anything is done: shape_error F10 when a unit is held.
   template <class F>
   void finish_step(F&& update) {
+    op_.check_released();
     op_.finish_gradients(streams_);
-    int unit = 0;
-    for (const ShardMemory& shard : op_.shards()) update(shard, unit++);
+    try {
+      int unit = 0;
+      for (const ShardMemory& shard : op_.shards()) update(shard, unit++);
+    } catch (...) {
+      op_.weights_changed(streams_);
+      throw;
+    }
     op_.weights_changed(streams_);
   }
   /// Waits until this rank's work is done, with the communicator's deadline.

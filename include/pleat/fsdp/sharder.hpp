@@ -85,8 +85,9 @@ class Sharder {
   void release(int unit, const streams_type& streams) { gatherer_.release(unit, streams); }
 
   /// The unit's gradients of this micro-batch, to be written in the order of the compute stream until `reduce`; the
-  /// same ones when called again before that. Of a frozen unit nothing can be written. Errors: shape_error F12 when the
-  /// gradient units of its kind are all being written, F13.
+  /// same ones when called again before that. `reduce` must follow before the step ends, also where nothing was
+  /// written. Of a frozen unit nothing can be written. Errors: shape_error F12 when the gradient units of its kind are
+  /// all being written, F13.
   GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
   /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
@@ -97,7 +98,8 @@ class Sharder {
     reducer_.reduce(unit, streams, gatherer_.order().has_ended() ? plan().last_reduce_ctas : plan().reduce_ctas);
   }
   /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
-  /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step.
+  /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step. Errors:
+  /// shape_error F21, before anything is done, when `gradient` of a unit was not followed by its `reduce`.
   void finish_gradients(const streams_type& streams) { reducer_.finish(streams); }
 
   /// Drops the gradients of the step so far, those being written and those summed: what follows begins a new step, on
@@ -108,6 +110,8 @@ class Sharder {
   std::span<const ShardMemory> shards() const { return state_->shards; }
   /// Says that the compute stream has written the shards: units are gathered anew. Errors: F10 when one is held.
   void weights_changed(const streams_type& streams) { gatherer_.weights_changed(streams.compute); }
+  /// Whether the shards may be written, as `weights_changed` will ask afterwards. Errors: F10 when a unit is held.
+  void check_released() const { gatherer_.check_released(); }
 
   /// Begins work that stands alone, such as a graph that captures whole steps: `gather` and `reduce` come after
   /// `compute`, and no call waits for anything before. Begin with `join` outside of the graph, then

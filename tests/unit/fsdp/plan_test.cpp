@@ -105,8 +105,11 @@ TEST_CASE("options that cannot be are errors with the values") {
   check_error("-2 reduce_ctas and 16 last_reduce_ctas; ", [&] { fsdp::plan(units, {}, {.reduce_ctas = -2}); });
   check_error("pleat[F08]: parameters cannot be computed with in i32",
               [&] { fsdp::plan(units, {}, {.compute = DType::i32}); });
-  check_error("pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32 f32",
-              [&] { fsdp::plan(units, {}, {.gradient = DType::bf16}); });
+  CHECK_THROWS_WITH_AS(fsdp::plan(units, {}, {.gradient = DType::bf16}),
+                       "pleat[F08]: gradients of f32 parameters cannot be in bf16; valid dtypes: f32", shape_error);
+  CHECK_THROWS_WITH_AS(fsdp::plan(units, {}, {.compute = DType::bf16, .gradient = DType::f64}),
+                       "pleat[F08]: gradients of bf16 parameters cannot be in f64; valid dtypes: f32 bf16",
+                       shape_error);
 }
 
 TEST_CASE("only expert units have experts") {

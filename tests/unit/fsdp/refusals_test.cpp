@@ -83,6 +83,63 @@ TEST_CASE("calls that do not fit are errors with the values") {
   });
 }
 
+TEST_CASE("F21: a step does not end with gradients that were asked for and not reduced, on any rank") {
+  for (const Transport transport : transports) {
+    for (const int ranks : {1, 2}) {
+      with_sharder(ranks, vectors(3, 4), {.transport = transport}, dense_world, [&](Sharder& op, ThreadComm&) {
+        const std::vector<float> twos(4, 2), sum(4, static_cast<float>(2 * ranks));
+        const char* const text = "pleat[F21]: the step ends, but the gradients of unit unit 1 were not reduced";
+        write(op, 0, twos);
+        op.reduce(0, {});
+        write(op, 1, twos);
+        check_error(text, [&] { op.finish_gradients({}); });
+        op.reduce(1, {});
+        op.finish_gradients({});  // what was refused has changed nothing
+        CHECK(gradient_of<float>(op, 0, 4) == sum);
+        CHECK(gradient_of<float>(op, 1, 4) == sum);
+
+        op.gradient(1, {});  // not written: a rank without tokens is told what the others are told
+        check_error(text, [&] { op.finish_gradients({}); });
+        write(op, 1, twos);
+        op.discard_gradients();
+        op.finish_gradients({});
+        CHECK(gradient_of<float>(op, 1, 4) == std::vector<float>(4));
+        write(op, 1, twos);
+        op.reduce(1, {});
+        op.finish_gradients({});
+        CHECK(gradient_of<float>(op, 1, 4) == sum);
+      });
+    }
+  }
+}
+
+TEST_CASE("F21: a view of gradients ends with their reduce, or when they are discarded") {
+  const char* const text = "pleat[F21]: the gradients of unit unit 0 were reduced or discarded after this view";
+  for (const int ranks : {1, 2}) {
+    with_sharder(ranks, vectors(1, 4), {}, dense_world, [&](Sharder& op, ThreadComm&) {
+      const auto is_refused = [&](fsdp::GradientView<HostExecutor> kept) {
+        check_error(text, [&] { std::ignore = kept.write(0); });
+        check_error(text, [&] { std::ignore = kept.write(0, 0); });
+        check_error(text, [&] { std::ignore = kept.add_to(0); });
+      };
+      const auto first = op.gradient(0, {}), same = op.gradient(0, {});
+      write(op, 0, std::vector<float>(4, 2));
+      op.reduce(0, {});
+      is_refused(first);
+      is_refused(same);
+      write(op, 0, std::vector<float>(4, 3));
+      is_refused(first);  // although a later view of the unit is open
+      const auto second = op.gradient(0, {});
+      op.discard_gradients();
+      is_refused(second);
+      write(op, 0, std::vector<float>(4, 5));
+      op.reduce(0, {});
+      op.finish_gradients({});
+      CHECK(gradient_of<float>(op, 0, 4) == std::vector<float>(4, static_cast<float>(5 * ranks)));
+    });
+  }
+}
+
 TEST_CASE("what no rank can load is refused by all, also by those that hold nothing of it") {
   with_sharder(2, vectors(1, 3), {}, dense_world, [&](Sharder& op, ThreadComm&) {
     const std::vector<std::int32_t> whole(3);

@@ -155,6 +155,41 @@ TEST_CASE("a batch that throws is left out: the next step has its own gradients 
   }
 }
 
+TEST_CASE("an update that throws after it has written weights: what follows sees all that it has written") {
+  for (const Transport transport : {Transport::collective, Transport::peer}) {
+    for (const int ranks : {1, 2}) {
+      run_ranks(ranks, [&](ThreadComm& world) {
+        fsdp::ShardedModel<ThreadComm, HostArena> op(world, model(), {},
+                                                     {.compute = DType::f32, .transport = transport});
+        for (int u = 0; u < units; ++u) op.load(u, 0, std::vector<float>(elems, 1));
+        int updates = 0;
+        const auto update = [&](const fsdp::ShardMemory& shard, int u) {
+          ++updates;
+          std::fill_n(static_cast<float*>(shard.master), shard.elems, 5.0F);
+          if (u == units - 1) throw std::runtime_error("a bad rate");
+        };
+        op.begin_step();
+        for (int u = 0; u < units; ++u) {
+          op.forward(u, [&](const fsdp::UnitView&) {
+            CHECK_THROWS_WITH_AS(op.finish_step(update), doctest::Contains("pleat[F10]: weights changed while unit"),
+                                 shape_error);
+          });
+        }
+        CHECK(updates == 0);
+        for (int u = units; u-- > 0;) op.backward(u, [](const fsdp::UnitView&, auto&) {});
+        CHECK_THROWS_WITH(op.finish_step(update), "a bad rate");
+        op.begin_step();
+        for (int u = 0; u < units; ++u) {
+          op.forward(u, [&](const fsdp::UnitView& w) {
+            CHECK(std::count(w[0].as<float>(), w[0].as<float>() + elems, 5.0F) == elems);
+          });
+        }
+        op.wait();
+      });
+    }
+  }
+}
+
 TEST_CASE("C36: ranks that describe different models are told so, before anything is collective") {
   const auto refused = [](const char* text, std::vector<fsdp::UnitSpec> theirs, const fsdp::ModelOptions& options) {
     run_ranks(4, [&](ThreadComm& world) {
