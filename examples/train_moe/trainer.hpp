@@ -169,7 +169,8 @@ class Trainer {
                                           groups_.shards.expert.reduce, parameters_->shards(),
                                           memory_for(optimizer.footprint()), stream()));
     times_.emplace(schedule.programs[static_cast<std::size_t>(groups_.me.pp)].ops);
-    pipeline_.emplace(pleat::pipeline::bind(pipeline, Executor{}, groups_.pp, memory_for(pipeline.footprint())));
+    pipeline_.emplace(
+        pleat::pipeline::bind(pipeline, Executor{}, groups_.pp, memory_for(pipeline.footprint()), stream()));
     arena_->seal(groups_.stage);
     allocate_batches();
     const std::vector<double> all = gather(groups_.world, {static_cast<double>(bytes_)});

@@ -119,8 +119,12 @@ constexpr std::vector<Order> orders_of(Kind kind, int ranks, int micro_batches) 
 }  // namespace detail
 
 /// The schedule of `kind` for a step of `micro_batches` on `ranks` ranks of a pipeline; pure, and the same on every
-/// rank. Errors: shape_error P01 (too few micro-batches), P02 (no ranks).
+/// rank. Errors: shape_error P01 (too few micro-batches), P02 (no ranks), P09 (no kind).
 constexpr Schedule make_schedule(Kind kind, int ranks, int micro_batches) {
+  if (*name_of(kind) == '\0') {
+    fail<shape_error>("pleat[P09]: no schedule has kind number ", static_cast<int>(kind),
+                      "; valid: 1f1b 1f1b-pairs zb-v dualpipev");
+  }
   if (ranks < 1) fail<shape_error>("pleat[P02]: a pipeline of ", ranks, " ranks; at least 1 is needed");
   const int least = least_micro_batches(kind, ranks);
   if (micro_batches < least) {

@@ -11,6 +11,7 @@
 
 #include <pleat/comm/group_comm.hpp>
 #include <pleat/comm/memory.hpp>
+#include <pleat/comm/plan_digest.hpp>
 #include <pleat/core/streams.hpp>
 #include <pleat/pipeline/plan.hpp>
 #include <pleat/tensor/tensor_ref.hpp>
@@ -61,38 +62,50 @@ struct NoObserver {
 };
 
 /// A schedule bound to the pp group. Every rank of the group calls `run` in the same order. Transfers run on
-/// `streams.comm`, beside the ops on `streams.compute`, which waits only for what it reads.
+/// `streams.comm`, beside the ops on `streams.compute`, which waits only for what it reads. One that was moved from may
+/// be assigned to and destroyed; all else is P12.
 template <executor Executor, communicator Comm>
 class Pipeline {
  public:
   using stream_type = typename Executor::stream_type;
 
   /// See `bind`.
-  Pipeline(Plan plan, const Executor& executor, const GroupComm<Comm>& pp, Block scratch)
-      : plan_(std::move(plan)),
+  Pipeline(Plan plan, const Executor& executor, const GroupComm<Comm>& pp, Block scratch, stream_type s)
+      : plan_(agreed(std::move(plan), pp, scratch, s)),
         executor_(executor),
         pp_(pp),
-        memory_(Carver(scratch).take_bytes(checked_bytes())),
+        memory_(Carver(scratch).take_bytes(plan_.boundary_bytes)),
         computed_(executor.make_event()),
         layout_(detail::boundary_layout(plan_.schedule, plan_.shape, pp.rank())) {
     for (std::size_t i = 0; i < program().batches.size(); ++i) transferred_.push_back(executor.make_event());
   }
 
-  const Plan& plan() const { return plan_; }
+  /// Errors: shape_error P12 on an operation that was moved from.
+  const Plan& plan() const {
+    if (plan_.schedule.programs.empty()) {
+      fail<shape_error>("pleat[P12]: a pipeline is used after it was moved from; use what it was moved to");
+    }
+    return plan_;
+  }
 
   /// One step: all passes of all micro-batches, with the rows of the plan. `model` is called as `stage_model` says.
-  /// Errors: what the model throws, and comm_error; when one rank fails, all end.
+  /// Errors: what the model throws, and comm_error; when one rank fails, all end. After a step that threw, every
+  /// further one is comm_error P11: transfers of the failed one may be under way, and another step would take them for
+  /// its own. Bind anew then, to a group of new communicators. shape_error P12 after a move.
   template <stage_model<stream_type> Model, class Observer = NoObserver>
   void run(const Streams<stream_type>& streams, Model& model, Observer&& observer = {}) {
+    require_whole();
     step(streams, model, observer, layout_, plan_.shape);
   }
   /// The same with other rows, the same ones on every rank, as long as they need no more memory than the plan. Errors:
-  /// shape_error P04, P08, on every rank alike and before anything is sent.
+  /// shape_error P04, P08, on every rank alike and before anything is sent, so that other rows may be tried; those
+  /// above.
   template <stage_model<stream_type> Model, class Observer = NoObserver>
   void run(const Streams<stream_type>& streams, std::span<const std::int64_t> rows, Model& model,
            Observer&& observer = {}) {
+    require_whole();
     const Shape shape{plan_.shape.hidden, plan_.shape.dtype, {rows.begin(), rows.end()}};
-    detail::check_rows(plan_.schedule, shape.rows);
+    detail::check_shape(plan_.schedule, shape);
     const bool is_within = std::equal(rows.begin(), rows.end(), plan_.shape.rows.begin(), std::less_equal<>());
     if (is_within) return step(streams, model, observer, layout_, shape);  // each tensor fits where it was planned
     if (const std::size_t bytes = detail::boundary_bytes(plan_.schedule, shape); bytes > plan_.boundary_bytes) {
@@ -107,17 +120,30 @@ class Pipeline {
 
  private:
   const Program& program() const { return plan_.schedule.programs[static_cast<std::size_t>(pp_.rank())]; }
-  std::size_t checked_bytes() const {
-    if (pp_.size() != plan_.schedule.placement.ranks) {
-      fail<shape_error>("pleat[P03]: a schedule of ", plan_.schedule.placement.ranks,
-                        " ranks was bound to a pp group of ", pp_.size());
+  /// The plan, once all ranks of the group have shown that they have the same.
+  static Plan agreed(Plan plan, const GroupComm<Comm>& pp, Block scratch, stream_type s) {
+    if (pp.size() != plan.schedule.placement.ranks) {
+      fail<shape_error>("pleat[P03]: a schedule of ", plan.schedule.placement.ranks,
+                        " ranks was bound to a pp group of ", pp.size());
     }
-    return plan_.boundary_bytes;
+    Message operation;
+    operation.append("pipeline ").append(plan.schedule.name);
+    agree_on(operation.c_str(), detail::agreement_of(plan), pp, scratch, s);
+    return plan;
+  }
+  void require_whole() const {
+    (void)plan();
+    if (is_in_step_) {
+      fail<comm_error>(
+          "pleat[P11]: a step of this pipeline has failed, and its transfers may still be under way; bind ",
+          "anew, to a group of new communicators");
+    }
   }
 
   template <class Model, class Observer>
   void step(const Streams<stream_type>& streams, Model& model, Observer& observer, const detail::BoundaryLayout& layout,
             const Shape& shape) {
+    is_in_step_ = true;  // and stays so when anything below throws
     connect(streams);
     const Program& mine = program();
     std::size_t batch = 0;
@@ -138,6 +164,7 @@ class Pipeline {
     enter_batches(mine.ops.size());
     // What follows on compute may overwrite the scratch that the last sends read.
     if (!transferred_.empty()) executor_.wait(streams.compute, transferred_.back());
+    is_in_step_ = false;
   }
 
   /// Before the first step, a byte on every way that transfers take: the first message between two ranks holds its
@@ -237,15 +264,18 @@ class Pipeline {
   std::vector<Send> sends_;
   std::vector<Recv> receives_;
   bool is_connected_ = false;
+  bool is_in_step_ = false;
 };
 
 /// Binds a plan to the pp group, whose ranks are the pipeline's in order. `pp` and `memory.scratch`, of
-/// `plan.footprint().scratch` bytes, must outlive the result. Makes events; nothing is communicated. Errors:
-/// shape_error P03 (the group's size), T02 (a block too small).
+/// `plan.footprint().scratch` bytes, must outlive the result. Makes events. The ranks of the group compare their plans,
+/// in scratch and on `s`, which is waited for. Errors: shape_error P03 (the group's size), T02 (a block too small);
+/// comm_error C36 on every rank when a rank has planned otherwise; static T10 without a stream where there are several.
 template <executor Executor, communicator Comm, class Arena>
 Pipeline<Executor, Comm> bind(Plan plan, const Executor& executor, const GroupComm<Comm>& pp,
-                              const Memory<Arena>& memory) {
-  return Pipeline<Executor, Comm>(std::move(plan), executor, pp, memory.scratch);
+                              const Memory<Arena>& memory,
+                              typename Executor::stream_type s = only_stream<typename Executor::stream_type>()) {
+  return Pipeline<Executor, Comm>(std::move(plan), executor, pp, memory.scratch, s);
 }
 
 }  // namespace pleat::inline v0::pipeline

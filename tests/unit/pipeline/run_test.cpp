@@ -1,10 +1,14 @@
 // The executor: training steps over ranks against the same model on one rank, in float64; failures; streams.
 #include <doctest/doctest.h>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <functional>
 #include <map>
 #include <random>
+#include <stdexcept>
+#include <string>
 
 #include <pleat/comm/run_ranks.hpp>
 #include <pleat/comm/thread_arena.hpp>
@@ -359,6 +363,122 @@ TEST_CASE("what a plan does not fit is refused, on every rank alike") {
                     Contains("pleat[P03]: a schedule of 2 ranks was bound to a pp group of 1"));
 }
 
+TEST_CASE("sizes that no memory has are refused, in a plan and in a step") {
+  using doctest::Contains;
+  constexpr std::int64_t huge = std::int64_t{1} << 62;
+  const Schedule schedule = make_schedule(Kind::zb_v, 2, 4);
+  CHECK_THROWS_WITH_AS(plan(schedule, {huge, DType::f32, {1, 1, 1, 1}}), Contains("pleat[P04]: rows=1 of hidden=46116"),
+                       pleat::shape_error);
+  CHECK_THROWS_WITH(plan(schedule, {4, DType::f32, {1, huge, 1, 1}}), Contains("pleat[P04]: rows=4611686018427387904"));
+  const std::int64_t many = std::int64_t{1} << 28;  // in sum only
+  CHECK_THROWS_WITH(plan(schedule, {many, DType::f64, {many, many, many, many}}), Contains("[P04]"));
+  CHECK_THROWS_WITH(plan(schedule, {4, static_cast<DType>(77), {1, 1, 1, 1}}),
+                    Contains("pleat[T01]: a pipeline of elements of dtype number 77; valid dtypes: f64"));
+  // What is large and possible is counted.
+  CHECK(plan(schedule, {many, DType::f64, {0, 0, 0, many / 32}}).footprint().scratch >= std::size_t{1} << 54);
+
+  const Problem p(2, {3, 3}, 1);
+  const Schedule alone = make_schedule(Kind::zb_v, 1, 2);
+  pleat::ThreadComm world = pleat::single_rank();
+  const Plan planned = plan(alone, {hidden, DType::f64, p.rows});
+  const pleat::HostBuffer scratch(planned.footprint().scratch);
+  auto op = bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch));
+  Stages model(p, 2);
+  CHECK_THROWS_WITH(op.run({}, std::vector<std::int64_t>{huge, 3}, model), Contains("[P04]"));
+  CHECK_THROWS_WITH(op.run({}, std::vector<std::int64_t>{3000, 3}, model), Contains("[P08]"));
+  op.run({}, model);  // nothing had begun
+  check_same(model.result, on_one_rank(p));
+}
+
+TEST_CASE("C36: ranks that have planned other pipelines are told so at bind") {
+  const auto refused = [](const std::string& text, const Plan& theirs) {
+    const Plan ours = plan(make_schedule(Kind::zb_v, 2, 4), {hidden, DType::f32, {3, 3, 3, 3}});
+    std::array<std::string, 2> texts;
+    pleat::run_ranks(2, [&](pleat::ThreadComm& world) {
+      const Plan& mine = world.rank() == 0 ? ours : theirs;
+      const pleat::HostBuffer scratch(mine.footprint().scratch);
+      try {
+        bind(mine, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch));
+      } catch (const pleat::comm_error& e) {
+        texts[static_cast<std::size_t>(world.rank())] = e.what();
+      }
+    });
+    CHECK(texts[0].find(text) == 0);
+    CHECK(texts[1] == texts[0]);
+  };
+  const Schedule same = make_schedule(Kind::zb_v, 2, 4);
+  const std::vector<std::int64_t> rows(4, 3);
+  refused("pleat[C36]: rank 1 binds pipeline dualpipev, rank 0 pipeline zb-v; bind the same",
+          plan(make_schedule(Kind::dualpipe_v, 2, 4), {hidden, DType::f32, rows}));
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with micro-batches=5, hash of ops=",
+          plan(make_schedule(Kind::zb_v, 2, 5), {hidden, DType::f32, {3, 3, 3, 3, 3}}));
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with hidden=6, rank 0 with hidden=5; plan alike on every rank of {0,",
+          plan(same, {hidden + 1, DType::f32, rows}));
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with dtype=i32, rank 0 with dtype=f32",
+          plan(same, {hidden, DType::i32, rows}));
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with hash of rows=", plan(same, {hidden, DType::f32, {3, 3, 0, 3}}));
+  Schedule other = same;  // an order of the caller's own under the same name
+  std::swap(other.programs[0].ops.end()[-1], other.programs[0].ops.end()[-3]);
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with hash of ops=", {other, {hidden, DType::f32, rows}, 0});
+  other = same;
+  other.programs[0].batches.back().before -= 1;
+  refused("pleat[C36]: rank 1 binds pipeline zb-v with hash of transfers=", {other, {hidden, DType::f32, rows}, 0});
+}
+
+TEST_CASE("P11: after a step that failed no other runs, until the ranks bind anew") {
+  const Schedule schedule = make_schedule(Kind::one_f_one_b, 2, 4);
+  const Problem p(2, {2, 2, 2, 2}, 1);
+  struct Failing : Stages {
+    using Stages::Stages;
+    int passes = 0;
+    void forward(pleat::HostStream s, const ForwardCall& f) { count(), Stages::forward(s, f); }
+    void backward(pleat::HostStream s, const BackwardCall& b) { count(), Stages::backward(s, b); }
+    void count() {
+      if (++passes == 4) throw std::runtime_error("a layer broke");  // on both ranks; neither waits for the other
+    }
+  };
+  std::array<Result, 2> results;
+  pleat::run_ranks(2,
+                   [&](pleat::ThreadComm& world) {
+                     const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
+                     const pleat::HostBuffer scratch(planned.footprint().scratch);
+                     auto op = bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch));
+                     Failing failing(p, 2);
+                     CHECK_THROWS_WITH(op.run({}, failing), "a layer broke");
+                     Stages model(p, 2);
+                     const auto text = doctest::Contains("pleat[P11]: a step of this pipeline has failed");
+                     CHECK_THROWS_WITH_AS(op.run({}, model), text, pleat::comm_error);
+                     CHECK_THROWS_WITH_AS(op.run({}, p.rows, model), text, pleat::comm_error);
+                     auto moved = std::move(op);
+                     CHECK_THROWS_WITH_AS(moved.run({}, model), text, pleat::comm_error);
+                     pleat::ThreadComm fresh = world.split(0, world.rank());
+                     moved = bind(planned, pleat::HostExecutor(), pleat::GroupComm(fresh), scratch_of(scratch));
+                     moved.run({}, model);
+                     results[static_cast<std::size_t>(world.rank())] = model.result;
+                   },
+                   {.deadline = std::chrono::seconds(20)});
+  Result all;
+  for (const Result& rank : results) merge(all, rank);
+  check_same(all, on_one_rank(p));
+}
+
+TEST_CASE("P12: a pipeline that was moved from is refused, and may be assigned to") {
+  const Problem p(1, {2}, 1);
+  pleat::ThreadComm world = pleat::single_rank();
+  const Plan planned = plan(make_schedule(Kind::one_f_one_b, 1, 1), {hidden, DType::f64, p.rows});
+  const pleat::HostBuffer scratch(planned.footprint().scratch);
+  auto op = bind(planned, pleat::HostExecutor(), pleat::GroupComm(world), scratch_of(scratch));
+  auto moved = std::move(op);
+  Stages model(p, 1);
+  const auto text = doctest::Contains("pleat[P12]: a pipeline is used after it was moved from");
+  CHECK_THROWS_WITH_AS(op.run({}, model), text, pleat::shape_error);
+  CHECK_THROWS_WITH_AS(op.run({}, p.rows, model), text, pleat::shape_error);
+  CHECK_THROWS_WITH_AS(op.plan(), text, pleat::shape_error);
+  op = std::move(moved);
+  op.run({}, model);
+  check_same(model.result, on_one_rank(p));
+}
+
 namespace {
 /// Point-to-point batches of ranks that one thread plays on deferred streams, by rendezvous: a send reads its tensor
 /// when the receiver takes it, and the sender's stream goes on only then.
@@ -421,7 +541,8 @@ TEST_CASE("streams are ordered: any timing of compute and transfers gives the sa
         const Plan planned = plan(schedule, {hidden, DType::f64, p.rows});
         scratches.emplace_back(planned.footprint().scratch, static_cast<unsigned char>(0xff));
         ops.push_back(bind(planned, testing_support::DeferredExecutor(),
-                           pleat::GroupComm(comms.emplace_back(lanes, r, ranks)), scratch_of(scratches.back())));
+                           pleat::GroupComm(comms.emplace_back(lanes, r, ranks)), scratch_of(scratches.back()),
+                           DeferredStream()));
         models.emplace_back(p, schedule.placement.stages());
         const DeferredStream compute = device.make_stream();
         ops.back().run({compute, device.make_stream()}, models.back());
