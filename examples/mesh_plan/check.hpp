@@ -1,6 +1,8 @@
 // Estimates beside measurements: a table of configurations that ran.
 #pragma once
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -43,6 +45,17 @@ inline Measured finished(Measured run) {
   return run;
 }
 
+/// Errors: shape_error N06 for a column that is no setting, as where the file is no table at all.
+inline void check_column(const std::string& name) {
+  const auto all = settings();
+  const bool is_known = name == "peak-gib" || name == "step-ms" ||
+                        std::any_of(all.begin(), all.end(), [&](const Setting& known) { return known.name == name; });
+  if (!is_known) {
+    pleat::fail<pleat::shape_error>("pleat[N06]: the first line of measured runs names a column \"", name.substr(0, 40),
+                                    "\"; valid: the settings of --help, peak-gib and step-ms");
+  }
+}
+
 /// CSV: the first line names the columns; empty lines and those that begin with # are left out.
 inline std::vector<Measured> read_csv(const std::string& text, const Request& defaults) {
   std::vector<Measured> all;
@@ -54,6 +67,7 @@ inline std::vector<Measured> read_csv(const std::string& text, const Request& de
     const std::vector<std::string> row = cells(line);
     if (row.empty() || row.front().substr(0, 1) == "#" || (row.size() == 1 && row.front().empty())) continue;
     if (columns.empty()) {
+      for (const std::string& name : row) check_column(name);
       columns = row;
       continue;
     }
@@ -80,9 +94,17 @@ inline std::vector<Measured> read_json(const std::string& text, const Request& d
   json.end();
   return all;
 }
+/// Opens the file of measured runs. Errors: shape_error N06.
+inline std::ifstream open_measured(const std::string& name) {
+  std::ifstream file(name);
+  if (!file || std::filesystem::is_directory(name)) {
+    pleat::fail<pleat::shape_error>("pleat[N06]: check ", name, " cannot be read; name a file of measured runs");
+  }
+  return file;
+}
 /// Reads measured runs, JSON where the text begins with [, else CSV. What a run does not set is as in `defaults`.
-/// Errors: shape_error N06 for a line that is not like the first, or no run at all; checkpoint_error K01 for what is no
-/// JSON; those of settings.
+/// Errors: shape_error N06 for a column that is none, a line that is not like the first, or no run at all;
+/// checkpoint_error K01 for what is no JSON; those of settings.
 inline std::vector<Measured> read_measured(std::istream& in, const Request& defaults) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   const std::size_t first = text.find_first_not_of(" \t\r\n");

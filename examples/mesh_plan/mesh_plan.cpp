@@ -47,8 +47,7 @@ Planned plan(const Request& request) {
 /// Whether what was asked for holds.
 bool run(const Request& request) {
   if (!request.check.empty()) {
-    std::ifstream file(request.check);
-    if (!file) throw std::runtime_error("cannot read " + request.check);
+    std::ifstream file = open_measured(request.check);
     const Comparison made = compare(read_measured(file, request));
     std::cout << made.table;
     const auto holds = [](double worst, double within) { return within == 0 || worst <= within; };
@@ -59,8 +58,7 @@ bool run(const Request& request) {
     std::cout << detail_text(request.job, rows.front());
   } else {
     const std::span<const Row> all(rows);
-    std::cout << draw_text(request.job,
-                           all.first(std::min(rows.size(), static_cast<std::size_t>(std::max(request.top, 0)))));
+    std::cout << draw_text(request.job, all.first(std::min(rows.size(), static_cast<std::size_t>(request.top))));
     const auto fit = std::count_if(rows.begin(), rows.end(), [](const Row& row) {
       return row.made.verdict != pleat::estimate::Verdict::too_large;
     });

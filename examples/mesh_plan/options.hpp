@@ -96,6 +96,15 @@ inline std::vector<Setting> settings() {
                      field(r) = static_cast<std::size_t>(value * unit);
                    }};
   };
+  const auto percent = [](const char* name, const char* help, double Request::*field) {
+    return Setting{name, "P", help, [name, field](Request& r, std::string_view text) {
+                     r.*field = number<double>(name, text);
+                     if (!(r.*field >= 0 && r.*field <= 1e9)) {
+                       pleat::fail<pleat::shape_error>("pleat[N05]: ", name, " ", text,
+                                                       "; valid: 0 (any) to 1e9 percent");
+                     }
+                   }};
+  };
   const auto file = [](const char* name, const char* help, std::string Request::*field) {
     return Setting{name, "FILE", help, [field](Request& r, std::string_view text) { r.*field = text; }};
   };
@@ -122,7 +131,14 @@ inline std::vector<Setting> settings() {
       size("dense-layers", "first layers that have one MLP", &Model::dense_layers),
       size("dense-inner", "width of that MLP", &Model::dense_inner),
       integer("world", "GPUs", [](Request& r) -> int& { return r.job.world; }),
-      bytes("gpu-gib", "memory of a GPU (80)", 1 << 30, [](Request& r) -> std::size_t& { return r.job.gpu_bytes; }),
+      {"gpu-gib", "X", "memory of a GPU (80)",
+       [](Request& r, std::string_view text) {
+         const double given = number<double>("gpu-gib", text) * (1 << 30);
+         if (!(given >= 1 && given <= 0x1p60)) {
+           pleat::fail<pleat::shape_error>("pleat[N05]: gpu-gib ", text, "; valid: above 0, up to 2^30");
+         }
+         r.job.gpu_bytes = static_cast<std::size_t>(given);
+       }},
       integer("domain", "GPUs that NVLink joins (8)", [](Request& r) -> int& { return r.job.domain; }),
       integer("sequence", "tokens (4096)", [](Request& r) -> std::int64_t& { return r.job.sequence; }),
       integer("batch", "sequences of a step (1024)", [](Request& r) -> std::int64_t& { return r.job.batch; }),
@@ -163,16 +179,18 @@ inline std::vector<Setting> settings() {
       degree("cp", "", &Wanted::cp),
       degree("ep", "", &Wanted::ep),
       degree("replicas", "", &Wanted::replicas),
-      integer("top", "meshes shown (20)", [](Request& r) -> int& { return r.top; }),
+      {"top", "N", "meshes shown (20)",
+       [](Request& r, std::string_view text) {
+         r.top = number<int>("top", text);
+         if (r.top < 1) pleat::fail<pleat::shape_error>("pleat[N05]: top ", text, "; valid: 1 or more meshes");
+       }},
       file("json", "also write all meshes", &Request::json),
       file("svg", "also draw the first meshes", &Request::svg),
       file("check",
            "compare with measured runs: CSV whose columns are settings, peak-gib and step-ms, or JSON with the same",
            &Request::check),
-      {"within", "P", "with check: fail when an estimate of memory is off by more, in percent",
-       [](Request& r, std::string_view text) { r.within = number<double>("within", text); }},
-      {"time-within", "P", "the same of the expected time",
-       [](Request& r, std::string_view text) { r.time_within = number<double>("time-within", text); }},
+      percent("within", "with check: fail when an estimate of memory is off by more, in percent", &Request::within),
+      percent("time-within", "the same of the expected time", &Request::time_within),
   };
 }
 
@@ -188,6 +206,7 @@ inline Request read(const std::vector<std::string_view>& arguments) {
   Request request;
   request.job.model = pleat::estimate::preset("qwen3-30b-a3b");
   request.job.world = 32;
+  std::string_view limit;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view name = arguments[i];
     if (name == "--help") {
@@ -197,6 +216,10 @@ inline Request read(const std::vector<std::string_view>& arguments) {
     if (name.substr(0, 2) != "--") throw usage_error("\"" + std::string(name) + "\" is not understood");
     if (i + 1 == arguments.size()) throw usage_error(std::string(name) + " needs a value");
     set(request, name.substr(2), arguments[++i]);
+    if (name == "--within" || name == "--time-within") limit = name;
+  }
+  if (!limit.empty() && request.check.empty()) {
+    throw usage_error(std::string(limit) + " is of estimates beside measured runs; name their file with --check");
   }
   return request;
 }

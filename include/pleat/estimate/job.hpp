@@ -98,6 +98,20 @@ struct Wanted {
   int pp = 0, dp = 0, cp = 0, ep = 0, replicas = 0;
 };
 
+/// Why a world has none of the degrees that are wanted.
+inline std::string degrees_text(int world, const Wanted& wanted) {
+  const std::pair<const char*, int> degrees[] = {
+      {"pp", wanted.pp}, {"dp", wanted.dp}, {"cp", wanted.cp}, {"ep", wanted.ep}, {"replicas", wanted.replicas}};
+  std::string text;
+  for (const auto& [name, degree] : degrees) {
+    if (degree == 0 || world % degree == 0) continue;
+    text += message_of("; ", name, '=', degree, " does not divide it; valid: ", Divisors{world}).c_str();
+  }
+  if (!text.empty()) return text;
+  return "; the degrees that were asked for do not go together; valid: pp * dp * cp is the world, and ep * replicas "
+         "divides dp * cp";
+}
+
 /// All meshes of the job's world that can run it, pp first, replicas last. Errors: those of check_job; N04 when there
 /// is none.
 inline std::vector<RuntimeMesh> legal_meshes(const Job& job, const Wanted& wanted = {}) {
@@ -132,7 +146,7 @@ inline std::vector<RuntimeMesh> legal_meshes(const Job& job, const Wanted& wante
     });
   });
   if (meshes.empty()) {
-    std::string all = reasons.empty() ? "; the world has none of the degrees that were asked for" : "";
+    std::string all = reasons.empty() ? degrees_text(job.world, wanted) : "";
     for (const std::string& reason : reasons) all += "; " + reason;
     fail<shape_error>("pleat[N04]: no mesh of ", job.world, " ranks can run the job", all);
   }

@@ -69,8 +69,11 @@ class Planner {
 
   /// Errors: shape_error N04 when the job cannot run on the mesh, and those of the plans.
   Estimate estimate(const RuntimeMesh& mesh) {
-    const char* const why = mesh.world_size != job_.world ? "its world is another" : why_not(job_, mesh);
-    if (why != nullptr) {
+    if (mesh.world_size != job_.world) {
+      fail<shape_error>("pleat[N04]: the job of ", job_.world, " ranks cannot run on ", mesh, ", which has ",
+                        mesh.world_size, "; valid: meshes of ", job_.world, ", or a job of that world");
+    }
+    if (const char* const why = why_not(job_, mesh); why != nullptr) {
       fail<shape_error>("pleat[N04]: the job of ", job_.world, " ranks cannot run on ", mesh, ": ", why);
     }
     const MeshPlans all(job_, mesh);

@@ -271,6 +271,11 @@ TEST_CASE("bad input is refused with an id") {
                                     {"pp", "0"},
                                     {"network", "0"},
                                     {"gpu-gib", "-1"},
+                                    {"gpu-gib", "0"},
+                                    {"gpu-gib", "nan"},
+                                    {"top", "0"},
+                                    {"within", "nan"},
+                                    {"time-within", "-1"},
                                     {"qk-norm", "2"}}) {
     check_id("[N05]", [&, name = name, value = value] { mesh_plan::set(request, name, value); });
   }
@@ -284,6 +289,10 @@ TEST_CASE("bad input is refused with an id") {
   check_id("[N05]", [&] { read("mesh,peak-gib\npp1-dp2-cp1-ep1,x\n"); });
   check_id("[N05]", [&] { read(R"([{"layers": true}])"); });
   check_id("[N06]", [&] { read("[]"); });
+  check_id("[N06]", [&] { read("an essay\n"); });
+  check_id("[N06]", [] { mesh_plan::open_measured("/nowhere.csv"); });
+  check_id("[N06]", [] { mesh_plan::open_measured("."); });
+  CHECK_THROWS_AS(mesh_plan::read({"--within", "5"}), mesh_plan::usage_error);
   check_id("[K01]", [&] { read(R"([{"mesh": "pp1-dp2-cp1-ep1"})"); });
 }
 
