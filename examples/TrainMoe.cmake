@@ -57,6 +57,8 @@ pleat_add_run(train_moe_names_the_failed_rank EXIT 1 TEXT "rank 5" COMMAND train
 set_tests_properties(train_moe_names_the_failed_rank PROPERTIES TIMEOUT 20)
 pleat_add_run(train_moe_refuses_a_mesh EXIT 2 TEXT "pleat.M02.*1 2 4 8" COMMAND train_moe --mesh pp1-dp4-cp2-ep3 ${small})
 pleat_add_run(train_moe_refuses_a_folder EXIT 2 TEXT "is a directory" COMMAND train_moe ${small} --text .)
+pleat_add_run(train_moe_refuses_times EXIT 2 TEXT "--times /nonexistent/x cannot be written" COMMAND train_moe ${small}
+              --times /nonexistent/x)
 pleat_add_run(train_moe_names_the_missing_memory EXIT 1 TEXT "pleat.T11.*bytes of host memory"
               COMMAND train_moe --hidden 65536 --layers 1024 --experts 4096 --seq 1024)
 if(EXISTS /dev/full)
@@ -73,6 +75,12 @@ if(NOT PLEAT_TRAIN_MOE_DEMO)
   pleat_add_run(validate_small TEXT "step-1 forward.*0.0e.00" COMMAND validate correctness --mesh pp4-dp8-cp1-ep1 --steps 2
                 --batch 8 --out validate_small)
   pleat_add_run(validate_refuses_a_mesh EXIT 2 TEXT "valid: pp4-dp8-cp1-ep1" COMMAND validate correctness --mesh pp1)
+  pleat_add_run(validate_refuses_repeats EXIT 2 TEXT "--repeats 0 is out of range; valid: 1 to" COMMAND validate performance
+                --repeats 0)
+  pleat_add_run(validate_refuses_steps EXIT 2 TEXT "--steps is no option of checkpoint" COMMAND validate checkpoint --steps 4)
+  pleat_add_run(validate_refuses_a_folder EXIT 2 TEXT "^validate: --out .*/LICENSE cannot be made" COMMAND validate correctness
+                --out ${PROJECT_SOURCE_DIR}/LICENSE)
+  pleat_add_run(validate_names_its_commands EXIT 2 TEXT "valid: correctness performance checkpoint judge" COMMAND validate)
   add_custom_target(
     run_validation
     COMMAND ${CMAKE_COMMAND} -E rm -rf validation

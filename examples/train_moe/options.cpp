@@ -1,10 +1,10 @@
 // Parsing the command line.
 #include "options.hpp"
 
+#include "numbers.hpp"
 #include "option_rules.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <sstream>
 #include <vector>
@@ -14,41 +14,10 @@
 namespace train_moe {
 namespace {
 
-/// The numbers that a flag takes.
-template <class Number>
-struct Range {
-  Number least;
-  Number most;
-
-  bool contains(Number value) const { return value >= least && value <= most; }  // false for a NaN
-  std::string text() const {
-    std::ostringstream out;
-    if constexpr (std::is_floating_point_v<Number>) {
-      out << "a finite number of at least " << least;
-    } else {
-      out << least << " to " << most;
-    }
-    return out.str();
-  }
-};
 constexpr Range<int> up_to(int most) {
   return {1, most};
 }
 constexpr Range<double> not_negative{0, std::numeric_limits<double>::max()};
-
-template <class Number>
-Number parse_number(const std::string& flag, const std::string& text, const Range<Number>& valid) {
-  Number value{};
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, value);
-  if (error == std::errc::invalid_argument || end != last) {
-    throw usage_error(flag + " needs a number; it was given '" + text + "'; valid: " + valid.text());
-  }
-  if (error != std::errc{} || !valid.contains(value)) {
-    throw usage_error(flag + " " + text + " is out of range; valid: " + valid.text());
-  }
-  return value;
-}
 
 template <class Value>
 struct Choice {

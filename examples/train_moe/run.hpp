@@ -28,9 +28,8 @@ class Run {
 
   explicit Run(const Options& o)
       : options(o), text(o.text, o.sequence, o.batch), name(new_name()), record(o, o.micro_batches()) {
-    if (o.json.empty()) return;
-    json.open(o.json);
-    if (!json) throw usage_error("--json " + o.json + " cannot be written; name a file in a folder that exists");
+    open(json, "--json", o.json);
+    open(times_, "--times", o.times);
   }
 
   /// `times`: where the step's time went on rank 0.
@@ -71,12 +70,11 @@ class Run {
   }
 
   /// Of the operations of the last step, rank of the pipeline after rank: "start finish".
-  void write_times(const std::vector<std::vector<pleat::pipeline::Span>>& ranks) const {
-    std::ofstream file(options.times);
+  void write_times(const std::vector<std::vector<pleat::pipeline::Span>>& ranks) {
     for (const auto& rank : ranks) {
-      for (const pleat::pipeline::Span& span : rank) file << formatted("%.9g %.9g\n", span.start, span.finish);
+      for (const pleat::pipeline::Span& span : rank) times_ << formatted("%.9g %.9g\n", span.start, span.finish);
     }
-    require_written(file << std::flush, "--times " + options.times);
+    require_written(times_ << std::flush, "--times " + options.times);
   }
 
  private:
@@ -91,9 +89,17 @@ class Run {
     std::snprintf(text, sizeof(text), format, values...);
     return text;
   }
+  /// Where a file is named, before anything is trained. Errors: usage_error.
+  static void open(std::ofstream& file, const std::string& flag, const std::string& name) {
+    if (name.empty()) return;
+    file.open(name);
+    if (!file) throw usage_error(flag + " " + name + " cannot be written; name a file in a folder that exists");
+  }
   static void require_written(const std::ostream& file, const std::string& what) {
     if (!file) throw std::runtime_error(what + " could not be written: is its disk full?");
   }
+
+  std::ofstream times_;
 };
 
 }  // namespace train_moe

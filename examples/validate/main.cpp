@@ -1,8 +1,8 @@
 // validate: the folded mesh against the mesh before folding and against one rank, as a program with verdicts.
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -10,6 +10,8 @@
 
 #include "arm.hpp"
 #include "checkpoint_compare.hpp"
+#include "data.hpp"
+#include "numbers.hpp"
 #include "verdict.hpp"
 
 namespace validate {
@@ -23,15 +25,18 @@ constexpr const char* usage =
     "validate checkpoint    saves on one mesh, loads on others, and compares all bits\n"
     "validate judge BASE0 BASE1 FEATURE   the same verdicts on logs that train_moe --json wrote elsewhere\n\n"
     "  --mesh MESH     one of the four meshes alone\n"
-    "  --steps N       of each arm (default 32, of performance 8)\n"
+    "  --steps N       of each arm (default 32, of performance 8; checkpoint has its own)\n"
     "  --batch N       sequences of a step (default 16)\n"
     "  --repeats N     runs of each arm of performance (default 1)\n"
     "  --seed N        of the order of those runs (default: drawn)\n"
     "  --out DIR       for logs and checkpoints (default validation)\n"
-    "  --text FILE     to train on (default: the project's LICENSE)\n";
+    "  --text FILE     to train on (default: the project's LICENSE)\n"
+    "  --help          this text\n";
+constexpr const char* commands = "correctness performance checkpoint judge";
 
 struct Settings {
-  std::string mesh, steps, batch = "16", out = "validation", text;
+  std::string mesh, batch = "16", out = "validation", text;
+  int steps = 0;  // 0: the command's own number
   int repeats = 1;
   unsigned seed = std::random_device()();
 };
@@ -87,6 +92,19 @@ std::vector<Case> chosen(const Settings& settings) {
   return some;
 }
 
+/// Refuses what the runs of these cases would refuse, and makes the folder for their logs.
+void check(const Settings& settings, const std::vector<Case>& some, const std::string& steps) {
+  for (const Case& c : some) {
+    const train_moe::Options o = options_of(settings, c, c.mesh, steps);
+    const train_moe::Text text(o.text, o.sequence, o.batch);
+  }
+  std::error_code failure;
+  std::filesystem::create_directories(settings.out, failure);
+  if (failure || !std::filesystem::is_directory(settings.out, failure)) {
+    throw usage_error("--out " + settings.out + " cannot be made; name a folder where files can be written");
+  }
+}
+
 /// Prints the rows of one comparison; whether none failed. A run that routes otherwise in more than a quarter of the
 /// steps fails as well.
 bool show_comparison(const std::string& label, const Log& base0, const Log& base1, const Log& feature) {
@@ -116,11 +134,13 @@ void show_comparison_header() {
 
 /// Curves in float32, whose differences stand well above the last bit of a mean; one rank is compared in float64.
 bool correctness(const Settings& settings) {
-  const std::string steps = settings.steps.empty() ? "32" : settings.steps;
+  const std::string steps = std::to_string(settings.steps == 0 ? 32 : settings.steps);
+  const std::vector<Case> some = chosen(settings);
+  check(settings, some, steps);
   bool passes = true;
   std::vector<std::pair<std::string, Outcome>> exact;
   show_comparison_header();
-  for (const Case& c : chosen(settings)) {
+  for (const Case& c : some) {
     const std::string mesh = c.mesh;
     const auto run = [&](const std::string& arm, const std::string& on, bool unfolded, std::vector<std::string> more) {
       more.push_back("--log-routing");
@@ -149,13 +169,15 @@ bool correctness(const Settings& settings) {
 }
 
 bool performance(const Settings& settings) {
-  const std::string steps = settings.steps.empty() ? "8" : settings.steps;
+  const std::string steps = std::to_string(settings.steps == 0 ? 8 : settings.steps);
+  const std::vector<Case> some = chosen(settings);
+  check(settings, some, steps);
   std::mt19937 random(settings.seed);
   std::string commit;
   std::printf(
       "| model and mesh | base s | folded s | delta | aa0 s | aa1 s | A/A | r2 s | r2 delta | peak MiB base, folded, "
       "r2 |\n|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const Case& c : chosen(settings)) {
+  for (const Case& c : some) {
     struct Kind {
       const char* name;
       bool unfolded;
@@ -200,6 +222,7 @@ bool performance(const Settings& settings) {
 /// A run's state saved on one mesh, and what other meshes make of it when they load and save it again.
 bool checkpoint(const Settings& settings) {
   const Case& from = cases[3];
+  check(settings, {from}, "4");
   const std::string saved = settings.out + "/saved";
   const auto run = [&](const std::string& name, const std::string& mesh, const char* steps,
                        std::vector<std::string> more) {
@@ -233,53 +256,62 @@ bool checkpoint(const Settings& settings) {
 
 bool judge(const std::vector<std::string>& files, const Settings& settings) {
   if (files.size() != 3) throw usage_error("judge needs three logs: BASE0 BASE1 FEATURE");
-  const int steps = settings.steps.empty() ? 32 : std::stoi(settings.steps);
+  const int steps = settings.steps == 0 ? 32 : settings.steps;
   std::vector<Log> logs;
   for (const std::string& file : files) logs.push_back(read_log(file, 1, steps));
+  require_one_commit(logs);
   show_comparison_header();
   return show_comparison(files[2], logs[0], logs[1], logs[2]);
 }
 
-int run(int argc, char** argv) {
-  if (argc < 2 || std::string(argv[1]) == "--help") {
-    std::cout << usage;
-    return argc < 2 ? 2 : 0;
+/// Sets the option `name` of `command`. Errors: usage_error for a value that is none, and for an option it does not
+/// have.
+void set(Settings& settings, const std::string& command, const std::string& name, const std::string& value) {
+  const bool trains = command != "judge", measures = command == "performance";
+  if (const bool of_cases = measures || command == "correctness"; of_cases && name == "--mesh") {
+    settings.mesh = value;
+  } else if (command != "checkpoint" && name == "--steps") {  // medians leave out the first
+    settings.steps = train_moe::parse_number<int>(name, value, {measures ? 2 : 1, std::numeric_limits<int>::max()});
+  } else if (trains && name == "--batch") {
+    settings.batch = value;
+  } else if (trains && name == "--out") {
+    settings.out = value;
+  } else if (trains && name == "--text") {
+    settings.text = value;
+  } else if (measures && name == "--repeats") {
+    settings.repeats = train_moe::parse_number<int>(name, value, {1, 1000});
+  } else if (measures && name == "--seed") {
+    settings.seed = train_moe::parse_number<unsigned>(name, value, {0, std::numeric_limits<unsigned>::max()});
+  } else {
+    throw usage_error(name + " is no option of " + command + "; --help lists the valid ones");
   }
+}
+
+int run(const std::vector<std::string>& words) {
+  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+    std::cout << usage;
+    return 0;
+  }
+  if (words.empty()) throw usage_error(std::string("name a command; valid: ") + commands);
+  const std::string& command = words[0];
+  const bool is_known =
+      command == "correctness" || command == "performance" || command == "checkpoint" || command == "judge";
+  if (!is_known) throw usage_error("unknown command " + command + "; valid: " + commands);
   Settings settings;
   std::vector<std::string> rest;
-  for (int i = 2; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name.rfind("--", 0) != 0) {
-      rest.push_back(name);
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    if (words[i].rfind("--", 0) != 0) {
+      rest.push_back(words[i]);
       continue;
     }
-    if (++i == argc) throw usage_error(name + " needs a value");
-    const std::string value = argv[i];
-    if (name == "--mesh")
-      settings.mesh = value;
-    else if (name == "--steps")
-      settings.steps = value;
-    else if (name == "--batch")
-      settings.batch = value;
-    else if (name == "--out")
-      settings.out = value;
-    else if (name == "--text")
-      settings.text = value;
-    else if (name == "--repeats")
-      settings.repeats = std::max(1, std::atoi(argv[i]));
-    else if (name == "--seed")
-      settings.seed = static_cast<unsigned>(std::strtoul(argv[i], nullptr, 10));
-    else
-      throw usage_error("unknown option " + name + "; --help lists the valid ones");
+    if (i + 1 == words.size()) throw usage_error(words[i] + " needs a value");
+    set(settings, command, words[i], words[i + 1]);
+    ++i;
   }
-  const std::string command = argv[1];
   if (command == "judge") return judge(rest, settings) ? 0 : 1;
   if (!rest.empty()) throw usage_error(rest[0] + " is no option of " + command);
-  std::filesystem::create_directories(settings.out);
-  if (command == "correctness") return correctness(settings) ? 0 : 1;
-  if (command == "performance") return performance(settings) ? 0 : 1;
-  if (command == "checkpoint") return checkpoint(settings) ? 0 : 1;
-  throw usage_error("unknown command " + command + "; valid: correctness performance checkpoint judge");
+  const auto runs = command == "correctness" ? correctness : command == "performance" ? performance : checkpoint;
+  return runs(settings) ? 0 : 1;
 }
 
 }  // namespace
@@ -287,7 +319,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return validate::run(argc, argv);
+    return validate::run({argv + 1, argv + argc});
   } catch (const train_moe::usage_error& e) {
     std::cerr << "validate: " << e.what() << "\n";
     return 2;
