@@ -36,6 +36,7 @@ struct Tensor {
   void* storage;
   int axes, gpu;
   std::int64_t sizes[4], strides[4];
+  bool is_constant;
 };
 }  // namespace my
 #include "tensors.1"
