@@ -13,25 +13,16 @@ struct Experts::State {
 
   State(std::int64_t nccl_comm, const moe::DispatchShape& shape)
       : group(nccl_comm),
-        ranks(group.comm),
-        plan(moe::plan(ranks.size(), shape, {.transport = pleat::Transport::peer})),
-        arena(make_arena()),
-        memory(plan.footprint(), group.comm.device()),
-        operation(moe::bind(plan, pleat::CudaExecutor(), ranks, memory.blocks(arena.get()), group.streams().compute)) {
-    if (arena != nullptr) arena->seal(ranks);
+        by(group, [&](pleat::Transport t) { return moe::plan(group.ranks.size(), shape, {.transport = t}); }),
+        memory(by.plan.footprint(), group.comm.device()),
+        operation(moe::bind(by.plan, pleat::CudaExecutor(), group.ranks, memory.blocks(by.arena.get()),
+                            group.streams().compute)) {
+    if (by.arena != nullptr) by.arena->seal(group.ranks);
   }
-  /// Null where the ranks' GPUs do not map each other's memory: rows then go by collectives.
-  std::unique_ptr<pleat::NcclArena> make_arena() {
-    auto made = std::make_unique<pleat::NcclArena>(ranks, plan.footprint().symmetric);
-    if (made->reachable(ranks.ranks())) return made;
-    plan = moe::plan(ranks.size(), plan.shape);
-    return nullptr;
-  }
+  const moe::DispatchPlan& plan() const { return by.plan; }
 
   Group group;
-  pleat::GroupComm<pleat::NcclComm> ranks;
-  moe::DispatchPlan plan;
-  std::unique_ptr<pleat::NcclArena> arena;
+  Transported<moe::DispatchPlan> by;
   Memory memory;
   Operation operation;
 };
@@ -57,7 +48,7 @@ Experts::Experts(std::int64_t nccl_comm, std::int64_t max_tokens, std::int64_t h
 
 std::tuple<at::Tensor, at::Tensor, Experts::Call> Experts::dispatch(const at::Tensor& x, const at::Tensor& ids,
                                                                     const at::Tensor& weights) {
-  const Call call{std::make_shared<Call::State>(state_->plan, x.options())};
+  const Call call{std::make_shared<Call::State>(state_->plan(), x.options())};
   const moe::ExpertRows rows = state_->operation.dispatch(state_->group.streams(), x, ids, weights, call.state->saved);
   const auto owner = [state = call.state](void*) {};
   return {at::from_blob(rows.rows.data(), {rows.rows.extent(0), rows.rows.extent(1)}, owner, x.options()),
@@ -65,7 +56,7 @@ std::tuple<at::Tensor, at::Tensor, Experts::Call> Experts::dispatch(const at::Te
 }
 
 at::Tensor Experts::combine(const at::Tensor& expert_out, const Call& call) {
-  const at::Tensor y = at::empty({call.state->saved.tokens, state_->plan.shape.hidden}, expert_out.options());
+  const at::Tensor y = at::empty({call.state->saved.tokens, state_->plan().shape.hidden}, expert_out.options());
   state_->operation.combine(state_->group.streams(), expert_out, call.state->saved, y);
   return y;
 }
@@ -77,9 +68,9 @@ at::Tensor Experts::combine_backward(const at::Tensor& dy, const at::Tensor& exp
 }
 
 std::tuple<at::Tensor, at::Tensor> Experts::dispatch_backward(const at::Tensor& drows, const Call& call) {
-  const at::Tensor dx = at::empty({call.state->saved.tokens, state_->plan.shape.hidden}, drows.options());
+  const at::Tensor dx = at::empty({call.state->saved.tokens, state_->plan().shape.hidden}, drows.options());
   const at::Tensor dweights =
-      at::empty({call.state->saved.tokens, state_->plan.shape.k}, drows.options().dtype(at::kFloat));
+      at::empty({call.state->saved.tokens, state_->plan().shape.k}, drows.options().dtype(at::kFloat));
   state_->operation.dispatch_backward(state_->group.streams(), drows, call.state->saved, dx, dweights);
   return {dx, dweights};
 }

@@ -1,4 +1,5 @@
-// What Python sees, without a header of pleat: each file of kernels is compiled once, apart from the bindings.
+// What Python sees, without a header of pleat: each file of kernels is compiled once, apart from the bindings. All
+// ranks of the process group make and drop operations in the same order, while the group lives.
 #pragma once
 
 #include <memory>

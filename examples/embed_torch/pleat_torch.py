@@ -1,22 +1,36 @@
 """pleat in PyTorch: ring attention and expert dispatch as autograd functions over a process group."""
+import fcntl
+import os
 import pathlib
 
 import nvidia.nccl
 import torch
 import torch.distributed as dist
-from torch.utils.cpp_extension import load
+from torch.utils import cpp_extension
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def build(folder=None, verbose=False):
-    """Compiles the module for this machine's GPUs, or takes what an earlier call has left."""
+    """Compiles the module for this machine's GPU, or takes what an earlier call has left. Ranks may call it together:
+    one compiles, the others wait for it, and no longer than it lives.
+    """
     nccl = pathlib.Path(list(nvidia.nccl.__path__)[0])
-    return load(name="pleat_torch_ops", sources=[str(HERE / f) for f in ("module.cpp", "ring.cu", "experts.cu")],
-                extra_include_paths=[str(HERE.parents[1] / "include"), str(nccl / "include")],
-                extra_cflags=["-std=c++20", "-O2"], extra_cuda_cflags=["-std=c++20", "-O3"],
-                extra_ldflags=[f"-L{nccl / 'lib'}", "-l:libnccl.so.2", f"-Wl,-rpath,{nccl / 'lib'}", "-lcuda"],
-                build_directory=folder, verbose=verbose)
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"{major}{minor}{'a' if major == 9 else ''}"  # Hopper's fast kernels need sm_90a, torch's default is sm_90
+    root = folder or os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = pathlib.Path(root) / f"pleat_torch_{torch.__version__}_{arch}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "owner", "w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)  # torch's own, which outlives a process that was killed
+        return cpp_extension.load(
+            name="pleat_torch_ops", sources=[str(HERE / f) for f in ("module.cpp", "ring.cu", "experts.cu")],
+            extra_include_paths=[str(HERE.parents[1] / "include"), str(nccl / "include")],
+            extra_cflags=["-std=c++20", "-O2"],
+            extra_cuda_cflags=["-std=c++20", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}"],
+            extra_ldflags=[f"-L{nccl / 'lib'}", "-l:libnccl.so.2", f"-Wl,-rpath,{nccl / 'lib'}", "-lcuda"],
+            build_directory=str(folder), verbose=verbose)
 
 
 def nccl_comm(group=None):

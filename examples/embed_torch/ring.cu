@@ -1,8 +1,13 @@
 // Ring attention on torch's tensors.
-#include <pleat/attention/cuda/leaf.cuh>
+#include <pleat/attention/cuda/cuda_attention.cuh>
 
 #include "operations.hpp"
 #include "torch_tensor.hpp"
+
+/// Kernels of the dtype and head dims that are used here, which compile faster than those of leaf.cuh, of all.
+template <>
+struct pleat::attention_leaf<pleat::cuda_device>
+    : pleat::CudaAttention<pleat::TypeList<pleat::bfloat16>, pleat::HeadDimsList<pleat::HeadDims<128, 128>>> {};
 
 namespace embed {
 
@@ -13,13 +18,19 @@ struct Ring::State {
 
   State(std::int64_t nccl_comm, const ring::Shape& shape, bool causal)
       : group(nccl_comm),
-        plan(ring::plan(group.comm.size(), shape, {.causal = causal})),
-        memory(plan.footprint(), group.comm.device()),
-        operation(ring::bind(plan, pleat::CudaExecutor(), pleat::GroupComm<pleat::NcclComm>(group.comm),
-                             memory.blocks(nullptr), group.streams().compute)) {}
+        by(group,
+           [&](pleat::Transport t) {
+             return ring::plan(group.ranks.size(), shape, {.causal = causal, .transport = t});
+           }),
+        memory(by.plan.footprint(), group.comm.device()),
+        operation(ring::bind(by.plan, pleat::CudaExecutor(), group.ranks, memory.blocks(by.arena.get()),
+                             group.streams().compute)) {
+    if (by.arena != nullptr) by.arena->seal(group.ranks);
+  }
+  const ring::Plan& plan() const { return by.plan; }
 
   Group group;
-  ring::Plan plan;
+  Transported<ring::Plan> by;
   Memory memory;
   Operation operation;
 };
@@ -37,7 +48,7 @@ Ring::Ring(std::int64_t nccl_comm, std::int64_t batch, std::int64_t tokens, int 
                                      causal)) {}
 
 std::vector<std::int64_t> Ring::positions() const {
-  const auto& mine = state_->plan.spans[static_cast<std::size_t>(state_->group.comm.rank())];
+  const auto& mine = state_->plan().spans[static_cast<std::size_t>(state_->group.comm.rank())];
   std::vector<std::int64_t> at(static_cast<std::size_t>(mine.tokens()));
   for (std::size_t i = 0; i < at.size(); ++i) at[i] = mine.position(static_cast<std::int64_t>(i));
   return at;
@@ -46,7 +57,7 @@ std::vector<std::int64_t> Ring::positions() const {
 std::vector<at::Tensor> Ring::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
   const at::Tensor kept =
-      at::empty(static_cast<std::int64_t>(state_->plan.footprint().saved), q.options().dtype(at::kByte));
+      at::empty(static_cast<std::int64_t>(state_->plan().footprint().saved), q.options().dtype(at::kByte));
   ring::Saved saved(Memory::block(kept));
   state_->operation.forward(state_->group.streams(), q, k, v, out, saved);
   return {out, kept};

@@ -1,6 +1,8 @@
 // at::Tensor is a pleat tensor; and what every operation here has: a communicator of torch's and memory of torch's.
 #pragma once
 
+#include <memory>
+
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 
@@ -59,15 +61,37 @@ struct Memory {
   at::Tensor scratch, persistent, pinned;
 };
 
-/// The communicator of a torch process group, borrowed; with an arena where its GPUs map each other's memory.
+/// The communicator of a torch process group, borrowed.
 struct Group {
-  explicit Group(std::int64_t nccl_comm) : comm(pleat::NcclComm::borrow(reinterpret_cast<ncclComm_t>(nccl_comm))) {}
+  explicit Group(std::int64_t nccl_comm)
+      : comm(pleat::NcclComm::borrow(reinterpret_cast<ncclComm_t>(nccl_comm))), ranks(comm) {}
+  Group(const Group&) = delete;  // `ranks` names `comm`
+  Group& operator=(const Group&) = delete;
 
   /// Torch's current stream, and one of our own for transfers.
   pleat::Streams<cudaStream_t> streams() const { return {at::cuda::getCurrentCUDAStream().stream(), transfers}; }
 
   pleat::NcclComm comm;
+  pleat::GroupComm<pleat::NcclComm> ranks;
   pleat::CudaStream transfers;
+};
+
+/// A plan, and the arena that it needs: by peer access, or by collectives and without an arena where the GPUs do not
+/// map each other's memory.
+template <class Plan>
+struct Transported {
+  /// `make(transport)`: the plan.
+  template <class Make>
+  Transported(const Group& group, Make make)
+      : plan(make(pleat::Transport::peer)),
+        arena(std::make_unique<pleat::NcclArena>(group.ranks, plan.footprint().symmetric)) {
+    if (arena->reachable(group.ranks.ranks())) return;
+    arena = nullptr;
+    plan = make(pleat::Transport::collective);
+  }
+
+  Plan plan;
+  std::unique_ptr<pleat::NcclArena> arena;
 };
 
 }  // namespace embed
