@@ -13,7 +13,7 @@ namespace {
 using namespace comm_bench;
 
 std::vector<std::size_t> sizes_of(const gpu_ranks::Options& options) {
-  if (options.quick) return {4 * kib, 64 * kib, mib, 8 * mib, 128 * mib};
+  if (options.quick) return {4 * kib, 64 * kib, mib, 8 * mib, 64 * mib, 128 * mib};
   return {4 * kib, 16 * kib, 64 * kib, 256 * kib, mib,       2 * mib,   4 * mib,
           8 * mib, 16 * mib, 32 * mib, 64 * mib,  128 * mib, 512 * mib, 1024 * mib};
 }

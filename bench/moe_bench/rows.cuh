@@ -319,7 +319,7 @@ class Rows {
         "headers and signals", "", n.sent * 128, 0, [&] { transfer(moe::RowKind::token, headers); }, {}, 10);
     measure(
         "signals alone", "", 0, 0, [&] { transfer(moe::RowKind::gradient, [](const moe::RowTable&) {}); }, {}, 10);
-    measure("copies and signals", "copy engine", static_cast<double>(p.tokens) * row, 0, [&] {
+    measure("copies and signals", "copy engine", static_cast<double>((site_.ranks() - 1) * p.tokens) * row, 0, [&] {
       rows.open(moe::RowKind::gradient, saved, s);
       rows.copy_all(moe::RowKind::gradient, in.x.data(), p.tokens, s);
       rows.send(moe::RowKind::gradient, s);
@@ -373,7 +373,7 @@ class Rows {
     site_.world.wait(site_.s);
     const Counts n = counts(plan.dispatch, saved.dispatch);
     const double rows = n.expert_rows, row = static_cast<double>(p.hidden) * 2;
-    const double wire = static_cast<double>(p.tokens) * row, moved = row * (2.0 * static_cast<double>(p.tokens) + rows);
+    const double wire = n.sent * row, moved = row * (n.all + rows);
     const double flops = 6.0 * rows * static_cast<double>(p.hidden * p.inner);  // of the forward products
     const double product_bytes = flops / 783e12 * memory_gb_per_s * 1e9;        // what the time at 783 TFLOP/s is worth
     const auto bytes = [&](int exchanges, double more, int products) {

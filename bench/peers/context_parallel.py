@@ -2,7 +2,7 @@
 """PyTorch's context_parallel (all-to-all rotation, cuDNN) on the rows of ring_attention_bench, a rank per GPU: causal, bf16,
 TFLOP/s per GPU counting the pairs that are seen, the slower rank's median.
 
-Run: context_parallel.py [--ranks <number, 2>] [--samples <number>]
+Run: context_parallel.py [--ranks <number, 2>] [--tokens <number>,...] [--samples <number>]
 """
 import argparse
 import os
@@ -45,16 +45,18 @@ def measure(mesh, tokens, heads, dim, samples):
         out = attend()
         gradient = torch.randn_like(out)
         backward = median_ms(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), samples)
+        for t in (q, k, v):
+            t.requires_grad_(False)  # the context gives them their whole length back
     flops = tokens * tokens / 2 * heads * 2 * dim * 2 / mesh.size()
     return flops / forward / 1e9, 2.5 * flops / backward / 1e9
 
 
-def work(rank, ranks, samples):
+def work(rank, ranks, lengths, samples):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     set_rotate_method("alltoall")
     mesh = init_device_mesh("cuda", (ranks,))
-    for tokens in (16384, 32768, 65536):
+    for tokens in lengths:
         forward, backward = measure(mesh, tokens, 32, 128, samples)
         if rank == 0:
             print(f"context_parallel 32/32 d128 {tokens // 1024}k: forward {forward:.0f}, backward {backward:.0f} TFLOP/s")
@@ -63,13 +65,15 @@ def work(rank, ranks, samples):
 
 if __name__ == "__main__":
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29511")
+    os.environ.setdefault("MASTER_PORT", str(30000 + os.getpid() % 10000))
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tokens", default="16384,32768,65536")
     parser.add_argument("--samples", type=int, default=5)
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         print(f"skipped: {torch.cuda.device_count()} GPUs, {options.ranks} are needed")
         sys.exit(77)
-    mp.spawn(work, args=(options.ranks, options.samples), nprocs=options.ranks)
+    lengths = [int(tokens) for tokens in options.tokens.split(",")]
+    mp.spawn(work, args=(options.ranks, lengths, options.samples), nprocs=options.ranks)

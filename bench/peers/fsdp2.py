@@ -3,7 +3,7 @@
 unit in both directions, bf16 sums). A step is a forward and a backward pass; the computation alone is the same modules
 without sharding. The host's part is the time until the step is enqueued.
 
-Run: fsdp2.py [--ranks <number, 2>] [--samples <number>]
+Run: fsdp2.py [--ranks <number, 2>] [--only <part of a model's name>] [--samples <number>]
 """
 import argparse
 import os
@@ -92,8 +92,7 @@ def measure(model, x, samples, rank):
     return slowest.tolist()
 
 
-def work(rank, world, samples):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK=str(rank), WORLD_SIZE=str(world))
+def work(rank, world, only, samples):
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=device)
@@ -103,6 +102,8 @@ def work(rank, world, samples):
     if rank == 0:
         print(f"FSDP2, torch {torch.__version__}\n{'model':34} {'way':28} {'step ms':>8} {'host ms':>8} {'of alone':>8} {'peak MiB':>9}")
     for name, units, layer, shape in cases:
+        if only not in name:
+            continue
         x = torch.randn(shape, device=device, dtype=torch.bfloat16)
         alone = 0.0
         for way, reduce_dtype, prefetches in (("alone, unsharded", None, False), ("fp32 sums", torch.float32, False),
@@ -125,9 +126,12 @@ def work(rank, world, samples):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", default="")
     parser.add_argument("--samples", type=int, default=7)
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         print(f"skipped: {torch.cuda.device_count()} GPUs, {options.ranks} are needed")
         sys.exit(77)
-    mp.spawn(work, args=(options.ranks, options.samples), nprocs=options.ranks)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(30000 + os.getpid() % 10000))
+    mp.spawn(work, args=(options.ranks, options.only, options.samples), nprocs=options.ranks)

@@ -58,7 +58,6 @@ def median_us(call, repetitions=7):
 
 def main(rank, world):
     torch.cuda.set_device(rank)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
     dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
     for tokens, hidden, experts, k in SHAPES:
         torch.manual_seed(rank)
@@ -83,4 +82,6 @@ if __name__ == "__main__":
     if torch.cuda.device_count() < ranks:
         print(f"skipped: {torch.cuda.device_count()} GPUs, {ranks} are needed")
         sys.exit(77)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(30000 + os.getpid() % 10000))
     mp.spawn(main, args=(ranks,), nprocs=ranks)

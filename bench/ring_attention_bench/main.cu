@@ -3,7 +3,7 @@
 // bits. Packed documents, of lengths drawn by the seed, stand beside one document of as many operations.
 //
 //   ring_attention_bench [--ranks <number>] [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed
-//   <number>] [--rows <some of: 16k,packed,32k,64k,latents and names of heads as printed>]
+//   <number>] [--rows <some of: 16k,packed,32k,64k,128k,latents and names of heads as printed>]
 //
 // Exit code 77 where there are fewer GPUs than ranks (two); 1 when bits differ or time is up; 3 with --check when a bar
 // is missed. The same rows of PyTorch: peers/context_parallel.py.
@@ -427,6 +427,7 @@ int work(NcclComm& world, CudaThreadComm*, const gpu_ranks::Options& options) {
   if (wants("packed")) rank.run_packed(mha, 65536, seed);
   if (wants("32k")) rank.run(mha, one_document(32768), {560, 440, 560});
   if (wants("64k")) rank.run(mha, one_document(65536), {580, 480, 580});
+  if (wants("128k") && world.size() >= 4) rank.run(mha, one_document(131072), {});  // too long to wait for on fewer
   for (const Heads& heads : {Heads{"32/4 d128", 32, 4, 128, 128}, Heads{"32/32 d64", 32, 32, 64, 64},
                              Heads{"16/16 d192/128", 16, 16, 192, 128}, Heads{"16/16 d256", 16, 16, 256, 256}}) {
     if (wants(heads.name)) rank.run(heads, one_document(32768), {});

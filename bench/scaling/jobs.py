@@ -17,6 +17,8 @@ ONE_RANK = MESHES[1][0]
 SUITES = {"nccl_test": ("suite, ",), "nccl_templates_test": (), "nccl_moe_test": ()}
 QWEN3 = "--preset qwen3-30b-a3b --dtype bf16 --micro-batch 1".split()
 SMALL = "--layers 4 --hidden 64 --experts 16 --top-k 2 --seq 128 --dtype bf16 --micro-batch 1 --batch 8 --steps 3".split()
+HEADS = ("32/4 d128", "32/32 d64", "16/16 d192/128", "16/16 d256")
+STRONG_TOKENS, WEAK_TOKENS = 65536, 16384  # of ring attention: in all, and per GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +28,18 @@ class Job:
     kind: str
     ranks: int
     command: tuple
-    time_limit_s: int = 600
+    time_limit_s: int = 300
+
+
+def write_text(out):
+    """What the trainer reads, as many bytes as its largest batch takes: the library's own sources."""
+    headers = sorted((BENCH.parent / "include").rglob("*.hpp"))
+    (pathlib.Path(out) / "text").write_bytes(b"".join(header.read_bytes() for header in headers))
 
 
 def jobs(build, out, gpus, kinds, quick):
     """In the order in which they run; peers stand right behind what they are compared with."""
-    wanted = [job for job in _all(pathlib.Path(build), pathlib.Path(out), quick) if job.kind in kinds]
+    wanted = [job for job in _all(pathlib.Path(build), pathlib.Path(out), gpus, quick) if job.kind in kinds]
     return [job for job in wanted if job.ranks <= gpus]
 
 
@@ -43,40 +51,44 @@ def in_process_jobs(build, out):
             for count in COUNTS for mesh in MESHES[count]]
 
 
-def _all(build, out, quick):
-    yield Job("tests", "tests", 1, ("ctest", "--test-dir", build, "-L", "gpu", "--output-on-failure"), 3600)
-    few = ("--quick",) if quick else ()
-    for n in COUNTS[2:]:  # suites that take two GPUs if not told otherwise
-        for test, part in SUITES.items():
-            yield Job(f"{test} {n}", "tests", n, ("env", f"PLEAT_TEST_RANKS={n}", build / "tests" / test, *part))
+def _all(build, out, gpus, quick):
+    fewer_repeats = ("env", "PLEAT_TEST_QUICK=1") if quick else ()
+    yield Job("tests", "tests", gpus, (*fewer_repeats, "ctest", "--test-dir", build, "-L", "gpu", "--output-on-failure"), 3600)
     for n in COUNTS:
-        def bench(kind, name, *more):
-            return Job(f"{kind} {n}", kind, n, (build / "bench" / name, "--ranks", n, "--json", out / f"{kind} {n}.jsonl", *more))
+        if n > 2:  # suites that take two GPUs if not told otherwise
+            for test, part in SUITES.items():
+                yield Job(f"{test} {n}", "tests", n, ("env", f"PLEAT_TEST_RANKS={n}", build / "tests" / test, *part), 600)
 
-        def peer(kind, script):
-            return Job(f"peer {kind} {n}", kind, n, (sys.executable, BENCH / "peers" / script, "--ranks", n))
+        def bench(kind, name, *more):
+            mode = ("--mode", "threads") if quick else ()
+            return Job(f"{kind} {n}", kind, n, (build / "bench" / name, "--ranks", n, *mode, "--json", out / f"{kind} {n}.jsonl", *more))
+
+        def peer(kind, script, *more):
+            return Job(f"peer {kind} {n}", kind, n, (sys.executable, BENCH / "peers" / script, "--ranks", n, *more))
 
         if n > 1:
-            yield bench("comm", "comm_bench", *few)
-        yield bench("fsdp", "fsdp_bench", "--only", "small,large,models" if not quick else "small")
-        yield peer("fsdp", "fsdp2.py")
-        yield bench("ring", "ring_attention_bench", *few)
-        yield peer("ring", "context_parallel.py")
-        yield bench("moe", "moe_bench", "--only", "ops,layer")
+            yield bench("comm", "comm_bench", *(("--quick",) if quick else ()))
+        yield bench("fsdp", "fsdp_bench", "--only", "large" if quick else "small,large,models")
+        yield peer("fsdp", "fsdp2.py", *(("--only", "8192 tokens", "--samples", 3) if quick else ()))
+        lengths = sorted({STRONG_TOKENS, WEAK_TOKENS * n} | (set() if quick else {16384, 32768}))
+        rows = [f"{tokens // 1024}k" for tokens in lengths]
+        yield bench("ring", "ring_attention_bench", "--rows", ",".join(rows if quick else [*rows, *HEADS, "packed", "latents"]))
+        yield peer("ring", "context_parallel.py", "--tokens", ",".join(map(str, lengths)))
+        yield bench("moe", "moe_bench", "--only", "ops,parts" if quick else "ops,parts,layer")
         yield peer("moe", "moe_naive.py")
-        yield from _trainer(build, out, n, quick)
+        yield from _trainer(build, out, n)
 
 
-def _trainer(build, out, n, quick):
+def _trainer(build, out, n):
     program = build / "examples/gpu_trainer/train_moe_nccl"
 
     def train(what, mesh, *options):
         name = f"{what} {mesh}"
-        return Job(name, "trainer", n, (program, "--mesh", mesh, *QWEN3, *options, "--json", out / f"{name}.jsonl"))
+        return Job(name, "trainer", n, (program, "--mesh", mesh, *QWEN3, "--text", out / "text", *options, "--json", out / f"{name}.jsonl"))
 
-    balanced = ("--force-balance", "--capacity", "1.1", "--steps", "4")
-    layers = ("--layers", "2" if quick else "4", "--seq", "4096")
+    balanced = ("--seq", "4096", "--force-balance", "--capacity", "1.1", "--steps", "4")
+    layers = ("--layers", "4")  # the fewest that two pipeline stages with two parts each can have
     for mesh in MESHES[n]:
-        yield train("losses", mesh, "--layers", "4", "--seq", "1024", "--batch", "8", "--steps", "3")
-        yield train("strong", mesh, *layers, "--batch", "8", *balanced)
-        yield train("weak", mesh, *layers, "--batch", 8 * n, *balanced)
+        yield train("losses", mesh, *layers, "--seq", "1024", "--batch", "8", "--steps", "3")
+        yield train("strong", mesh, *layers, *balanced, "--batch", 8)
+        yield train("weak", mesh, *layers, *balanced, "--batch", 8 * n)

@@ -1,13 +1,21 @@
 """Tables, bars and plots from what the jobs left in a folder."""
+import dataclasses
 import json
 import pathlib
 import re
+from functools import partial
 
 import jobs
 from plot import line_plot
 
+GOOD = (0, 77)
 BF16 = 2.0**-8  # one rounding, relative
 WIRE_BAR_GB_PER_S, RING_BAR, FSDP_BAR, GATHER_BAR = 300, 0.93, 1.05, 1.2
+MIB = 1 << 20
+
+
+def verdict(code):
+    return {0: "ok", 77: "skipped", 124: "FAILED (out of time)"}.get(code, f"FAILED ({code})")
 
 
 def read_rows(path):
@@ -15,65 +23,82 @@ def read_rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def find(rows, operation, way, title="", **more):
-    """The fastest of the rows whose words begin like this; None where there is none."""
-    found = [row for row in rows if row["operation"].strip().startswith(operation) and row["way"].startswith(way)
+def ends_of_jobs(folder):
+    """{name: exit code}, of each job's last run."""
+    return {row["name"]: row["code"] for row in read_rows(pathlib.Path(folder) / "jobs.jsonl")}
+
+
+def find(rows, operation, way="", title="", **more):
+    """The fastest of the operation's rows whose way and title begin like this; None where there is none."""
+    found = [row for row in rows if row["operation"].strip() == operation and row["way"].startswith(way)
              and row["title"].startswith(title) and all(row[key] == value for key, value in more.items())]
     return min(found, key=lambda row: row["us"], default=None)
 
 
 class Results:
+    """What was measured; methods give None where it was not."""
+
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self.rows = {(kind, n): read_rows(self.folder / f"{kind} {n}.jsonl")
-                     for kind in ("comm", "fsdp", "ring", "moe") for n in jobs.COUNTS}
-        self.peers = {(kind, n): self._text(f"peer {kind} {n}") for kind in ("fsdp", "ring", "moe") for n in jobs.COUNTS}
-        self.done = read_rows(self.folder / "jobs.jsonl")
+        self.ends = ends_of_jobs(folder)
 
-    def _text(self, name):
-        path = self.folder / "logs" / f"{name}.txt"
-        return path.read_text() if path.exists() else ""
+    def rows(self, kind, n):
+        return read_rows(self.folder / f"{kind} {n}.jsonl")
 
-    def counts(self, kind):
-        return [n for n in jobs.COUNTS if self.rows[kind, n]]
+    def peer(self, kind, n, pattern):
+        """What the pattern finds in the output of PyTorch's job, as numbers."""
+        log = self.folder / "logs" / f"peer {kind} {n}.txt"
+        return [float(number) for number in re.findall(pattern, log.read_text())] if log.exists() else []
 
     def steps(self, what, mesh):
         return read_rows(self.folder / f"{what} {mesh}.jsonl")
 
-    # One number per count of GPUs.
+    def comm(self, operation, way, n, size=64 * MIB):
+        return find(self.rows("comm", n), operation, way, bytes=size)
 
-    def comm(self, n, operation, way, mib):
-        return find(self.rows["comm", n], operation, way, bytes=mib << 20)
+    def comm_gb_per_s(self, operation, way, n):
+        row = self.comm(operation, way, n)
+        return row and row["gb_per_s"]
 
-    def fsdp_ratio(self, n, wire):
+    def fsdp_ratio(self, wire, n):
         """Step of 8 units of 8192^2 with 8192 tokens, over the computation alone."""
-        row = find([r for r in self.rows["fsdp", n] if r["floor_us"] > 20000 and r["way"] == wire], "step", wire)
+        row = find(self.rows("fsdp", n), "step", f"8 x 8192^2, {wire}", "step of 8 units of 8192^2, 8192 tokens")
         return row and row["us"] / row["floor_us"]
 
     def fsdp_peer_ratio(self, n):
-        found = re.findall(r"8 x 8192\^2, 8192 tokens +(?:fp32|bf16) sums.*? ([\d.]+) +([\d.]+) +([\d.]+) +\d+\n", self.peers["fsdp", n])
-        return min((float(of_alone) for _, _, of_alone in found), default=None)
+        return min(self.peer("fsdp", n, r"8 x 8192\^2, 8192 tokens +(?:fp32|bf16) sums.*? [\d.]+ +[\d.]+ +([\d.]+) +\d+\n"), default=None)
 
-    def ring(self, n, tokens, way):
-        """TFLOP/s per GPU of 32 heads of 128, causal."""
-        row = find(self.rows["ring", n], f"32/32 d128 {tokens // 1024}k", way)
-        flops = tokens * tokens / 2 * 32 * 128 * (4 if way.startswith("forward") else 10) / n
-        return row and (flops / row["us"] / 1e6, row["floor_us"] / row["us"])
+    def ring(self, way, tokens, n):
+        """32 heads of 128, causal."""
+        return find(self.rows("ring", n), f"32/32 d128 {tokens // 1024}k", f"{way} by copies")
 
-    def ring_peer(self, n, tokens, way):
-        found = re.search(rf"d128 {tokens // 1024}k: .*?{way.split()[0]} (\d+)", self.peers["ring", n])
-        return found and float(found[1])
+    def ring_tflops(self, way, tokens_of, n):
+        row, tokens = self.ring(way, tokens_of(n), n), tokens_of(n)
+        return row and tokens * tokens / 2 * 32 * 128 * (4 if way == "forward" else 10) / n / row["us"] / 1e6
 
-    def moe(self, n, operation):
-        return find(self.rows["moe", n], operation, "uniform", "T4096")
+    def ring_peer_tflops(self, way, tokens_of, n):
+        return next(iter(self.peer("ring", n, rf"d128 {tokens_of(n) // 1024}k: .*?{way} (\d+)")), None)
 
-    def moe_peer_us(self, n, operation):
-        found = re.search(rf"T4096 .*?{operation} (\d+) us", self.peers["moe", n])
-        return found and float(found[1])
+    def moe_us(self, operation, n):
+        row = find(self.rows("moe", n), operation, title="T4096 H7168 E256 k8, uniform, peer")
+        return row and row["us"]
+
+    def moe_peer_us(self, operation, n):
+        return next(iter(self.peer("moe", n, rf"T4096 .*?{operation} (\d+) us")), None)
+
+    def moe_wire(self, operations, n):
+        """GB/s of the part on the wire alone, by stores and where there is one by the copy engine."""
+        rows = [find(self.rows("moe", n), operation, title="T4096 H7168 E256 k8, parts") for operation in operations]
+        return max((row["gb_per_s"] for row in rows if row), default=None)
 
     def tokens_per_s(self, what, mesh):
         speeds = sorted(step["tokens_per_second"] for step in self.steps(what, mesh)[1:])
         return speeds[len(speeds) // 2] if speeds else None
+
+    def efficiency(self, what, mesh, n):
+        """Tokens per second per GPU, over those of one GPU."""
+        mine, alone = self.tokens_per_s(what, mesh), self.tokens_per_s(what, jobs.ONE_RANK)
+        return mine and alone and mine / n / alone
 
     def loss_distance(self, what, mesh):
         """The largest relative distance of a step's loss from one rank's; None where one of both is missing."""
@@ -85,24 +110,26 @@ class Results:
 
 def bars(results, n=8):
     """[text, found, holds or None where it was not run]: the bars of eight GPUs; found in the same runs as the peers."""
-    rows = results.rows["comm", n]
+    rows = results.rows("comm", n)
     slower = []
     for operation in ("all_gather", "reduce_scatter"):
         for size in sorted({row["bytes"] for row in rows if row["operation"] == operation}):
-            own, nccl = (find(rows, operation, way, bytes=size) for way in ("peer", "NCCL"))
+            own, nccl = (results.comm(operation, way, n, size) for way in ("peer", "NCCL"))
             if own["us"] > nccl["us"]:
                 slower.append(f"{operation} {size >> 10} KiB {own['us'] / nccl['us']:.2f}")
     yield "all-gather and reduce: not slower than NCCL at any size", ", ".join(slower) or ("none slower" if rows else "-"), not slower if rows else None
     for operation in ("all_gather", "reduce_scatter"):
-        own, nccl = (results.comm(n, operation, way, 64) for way in ("peer", "NCCL"))
+        own, nccl = (results.comm(operation, way, n) for way in ("peer", "NCCL"))
         ratio = own and nccl and nccl["us"] / own["us"]
         yield f"{operation} of 64 MiB: {GATHER_BAR} times as fast as NCCL", _number(ratio), ratio and ratio >= GATHER_BAR
-    ring = results.ring(n, 65536, "forward by copies")
-    yield f"ring over local: {RING_BAR}", _number(ring and ring[1]), ring and ring[1] >= RING_BAR
-    for operation in ("dispatch", "combine"):
-        row = results.moe(n, operation)
-        yield f"{operation}: {WIRE_BAR_GB_PER_S} GB/s of wire", _number(row and row["gb_per_s"]), row and row["gb_per_s"] >= WIRE_BAR_GB_PER_S
-    ratio = results.fsdp_ratio(n, "fp32 wire")
+    for way in ("forward", "backward"):
+        row = results.ring(way, jobs.STRONG_TOKENS, n)
+        ratio = row and row["floor_us"] / row["us"]
+        yield f"ring over local, {way}: {RING_BAR}", _number(ratio), ratio and ratio >= RING_BAR
+    for name, operations in (("dispatch", ("pack and signals", "copies and signals")), ("combine", ("sum_experts, signals",))):
+        rate = results.moe_wire(operations, n)
+        yield f"{name}: {WIRE_BAR_GB_PER_S} GB/s of wire", _number(rate), rate and rate >= WIRE_BAR_GB_PER_S
+    ratio = results.fsdp_ratio("fp32", n)
     yield f"FSDP step of 8192 tokens: {FSDP_BAR} of the computation", _number(ratio), ratio and ratio <= FSDP_BAR
 
 
@@ -115,74 +142,93 @@ def table(head, rows):
     return text + ["| " + " | ".join(cell if isinstance(cell, str) else _number(cell) for cell in row) + " |" for row in rows] + [""]
 
 
+@dataclasses.dataclass
+class Section:
+    """One table and its plot: a number for each count of GPUs. `series`: {name: (name of the job on n GPUs, number on n GPUs)}."""
+    heading: str
+    plot: str
+    unit: str
+    series: dict
+
+
+def sections(r):
+    def on(kind):
+        return lambda n: f"{kind} {n}"
+
+    collectives = [(operation, name, way) for operation in ("all_gather", "all_to_all", "reduce_scatter")
+                   for name, way in (("pleat", "peer"), ("NCCL", "NCCL"))]
+    yield Section("Communicators: GB/s that each rank sends, 64 MiB blocks", "comm", "GB/s",
+                  {f"{operation}, {name}": (on("comm"), partial(r.comm_gb_per_s, operation, way)) for operation, name, way in collectives})
+    yield Section("FSDP: step of 8192 tokens per rank over the computation alone (weak scaling)", "fsdp", "ratio",
+                  {"fp32 wire": (on("fsdp"), partial(r.fsdp_ratio, "fp32")), "bf16 wire": (on("fsdp"), partial(r.fsdp_ratio, "bf16")),
+                   "FSDP2": (on("peer fsdp"), r.fsdp_peer_ratio)})
+    for name, heading, tokens_of in (("strong", "64k tokens (strong scaling)", lambda n: jobs.STRONG_TOKENS),
+                                     ("weak", "16k tokens per GPU (weak scaling)", lambda n: jobs.WEAK_TOKENS * n)):
+        series = {}
+        for way in ("forward", "backward"):
+            series[way] = (on("ring"), partial(r.ring_tflops, way, tokens_of))
+            series[f"{way}, context_parallel"] = (on("peer ring"), partial(r.ring_peer_tflops, way, tokens_of))
+        yield Section(f"Ring attention: TFLOP/s per GPU, 32 heads of 128, causal, {heading}", f"ring-{name}", "TFLOP/s", series)
+    series = {}
+    for operation in ("dispatch", "combine"):
+        series[operation] = (on("moe"), partial(r.moe_us, operation))
+        series[f"{operation}, plain PyTorch"] = (on("peer moe"), partial(r.moe_peer_us, operation))
+    yield Section("MoE: us for 4096 tokens per rank of 7168, 256 experts, 8 of them each (weak scaling)", "moe", "us", series)
+    yield Section("Trainer: tokens/s of a slice of qwen3-30b-a3b, 4096 tokens a sequence", "trainer", "tokens/s",
+                  {what: (lambda n, what=what: f"{what} {jobs.MESHES[n][0]}", lambda n, what=what: r.tokens_per_s(what, jobs.MESHES[n][0]))
+                   for what in ("strong", "weak")})
+
+
 def write(folder):
+    """Writes report.md and the plots. Whether every job ended well, left its numbers, and losses are one rank's."""
     results = Results(folder)
-    lines = ["# On 1, 2, 4 and 8 GPUs", ""]
-    failed = [job for job in results.done if job["code"] not in (0, 77)]
-    lines += [f"{len(results.done)} jobs, {len(failed)} of them failed."] + [f"- FAILED ({job['code']}): {job['name']}" for job in failed] + [""]
-
-    def plot(name, title, y_name, series):
-        series = {key: [(n, y) for n, y in points if y is not None] for key, points in series.items()}
-        series = {key: points for key, points in series.items() if points}
-        if series:
-            (results.folder / f"{name}.svg").write_text(line_plot(title, "GPUs", y_name, series))
-            lines.extend([f"![{title}]({name}.svg)", ""])
-
-    counts = results.counts("comm")
-    if counts:
-        lines += ["## Communicators: GB/s that each rank sends, 64 MiB blocks", ""]
-        ways = [(operation, way) for operation in ("all_gather", "all_to_all", "reduce_scatter") for way in ("peer", "NCCL")]
-        speed = {f"{o}, {'pleat' if w == 'peer' else w}":
-                 [(n, (lambda row: row and (n - 1) * (64 << 20) / row["us"] / 1e3)(results.comm(n, o, w, 64))) for n in counts] for o, w in ways}
-        lines += table(["operation", *map(str, counts)], [[name, *(y for _, y in points)] for name, points in speed.items()])
-        plot("comm", "Collectives of 64 MiB blocks", "GB/s", speed)
-    counts = results.counts("fsdp")
-    if counts:
-        lines += ["## FSDP: step of 8192 tokens per rank over the computation alone (weak scaling)", ""]
-        ratio = {**{wire: [(n, results.fsdp_ratio(n, wire)) for n in counts] for wire in ("fp32 wire", "bf16 wire")},
-                 "FSDP2": [(n, results.fsdp_peer_ratio(n)) for n in counts]}
-        lines += table(["wire", *map(str, counts)], [[name, *(y for _, y in points)] for name, points in ratio.items()])
-        plot("fsdp", "FSDP step over computation", "ratio", ratio)
-    counts = results.counts("ring")
-    if counts:
-        lines += ["## Ring attention: TFLOP/s per GPU, 32 heads of 128, causal", ""]
-        for title, tokens_of in (("strong: 64k tokens", lambda n: 65536), ("weak: 16k tokens per GPU", lambda n: 16384 * n)):
-            rate = {}
-            for way in ("forward", "backward"):
-                rate[way] = [(n, (lambda r: r and r[0])(results.ring(n, tokens_of(n), f"{way} by copies"))) for n in counts]
-                rate[f"{way}, context_parallel"] = [(n, results.ring_peer(n, tokens_of(n), way)) for n in counts]
-            lines += table([title, *map(str, counts)], [[name, *(y for _, y in points)] for name, points in rate.items()])
-            plot(f"ring-{title.split(':')[0]}", f"Ring attention, {title}", "TFLOP/s", rate)
-    counts = results.counts("moe")
-    if counts:
-        lines += ["## MoE: us for 4096 tokens per rank of 7168, 256 experts, 8 of them each (weak scaling)", ""]
-        time = {}
-        for operation in ("dispatch", "combine"):
-            time[operation] = [(n, (lambda row: row and row["us"])(results.moe(n, operation))) for n in counts]
-            time[f"{operation}, plain PyTorch"] = [(n, results.moe_peer_us(n, operation)) for n in counts]
-        lines += table(["operation", *map(str, counts)], [[name, *(y for _, y in points)] for name, points in time.items()])
-        plot("moe", "Dispatch and combine", "us", time)
-    lines += _trainer(results, plot)
+    failed = [name for name, code in results.ends.items() if code not in GOOD]
+    lines = ["# On 1, 2, 4 and 8 GPUs", "", f"{len(results.ends)} jobs, {len(failed)} of them failed."]
+    lines += [f"- {verdict(results.ends[name])}: {name}; the end of logs/{name}.txt: `{_last_line(results.folder, name)}`" for name in failed] + [""]
+    missing = []
+    for section in sections(results):
+        found = {}
+        for name, (job, number) in section.series.items():
+            found[name] = {n: number(n) for n in jobs.COUNTS}
+            missing += [f"{job(n)}: {section.heading}: {name}" for n in jobs.COUNTS if found[name][n] is None and results.ends.get(job(n)) == 0]
+        counts = [n for n in jobs.COUNTS if any(numbers[n] is not None for numbers in found.values())]
+        if not counts:
+            continue
+        lines += [f"## {section.heading}", ""]
+        lines += table(["", *map(str, counts)], [[name, *(numbers[n] for n in counts)] for name, numbers in found.items()])
+        points = {name: [(n, y) for n, y in numbers.items() if y is not None] for name, numbers in found.items()}
+        plot = line_plot(section.heading, "GPUs", section.unit, {name: of for name, of in points.items() if of})
+        (results.folder / f"{section.plot}.svg").write_text(plot)
+        lines += [f"![{section.heading}]({section.plot}.svg)", ""]
+    meshes, far = _meshes(results)
+    lines += meshes
     lines += ["## Bars of eight GPUs", ""]
     lines += table(["bar", "found", ""], [[text, found, "not run" if holds is None else "holds" if holds else "MISSED"] for text, found, holds in bars(results)])
+    if missing:
+        lines += ["## Numbers that jobs which ended well did not leave", "", *(f"- {text}" for text in missing), ""]
     (results.folder / "report.md").write_text("\n".join(lines))
-    return not failed
+    return not failed and not missing and not far
 
 
-def _trainer(results, plot):
-    lines, rows = [], []
+def _last_line(folder, name):
+    log = folder / "logs" / f"{name}.txt"
+    said = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip()[:200] for line in reversed(said) if line.strip()), "nothing")
+
+
+def _meshes(results):
+    """The table of all meshes, and whether a loss is too far from one rank's."""
+    rows, far = [], False
     for n in jobs.COUNTS:
         for mesh in jobs.MESHES[n]:
-            row = [results.tokens_per_s(what, mesh) for what in ("weak", "strong")]
+            speeds = [f(what) for what in ("weak", "strong") for f in (partial(results.tokens_per_s, mesh=mesh), partial(results.efficiency, mesh=mesh, n=n))]
             peak = [step["peak_bytes"] / 2**30 for step in results.steps("weak", mesh)[-1:]]
-            distance = [results.loss_distance(what, mesh) for what in ("losses", "losses in-process")]
-            if any(value is not None for value in row + distance):
-                rows.append([mesh, str(n), *row, *(peak or [None]), *(_distance(d) for d in distance)])
-    if rows:
-        lines = ["## Trainer: a slice of qwen3-30b-a3b, 4096 tokens a sequence", ""]
-        lines += table(["mesh", "GPUs", "tokens/s, weak", "tokens/s, strong", "GiB", "loss from one rank", "the same, ranks share GPUs"], rows)
-        plot("trainer", "Trainer", "tokens/s", {what: [(n, results.tokens_per_s(what, jobs.MESHES[n][0])) for n in jobs.COUNTS] for what in ("weak", "strong")})
-    return lines
+            distances = [results.loss_distance(what, mesh) for what in ("losses", "losses in-process")]
+            far = far or any(d is not None and d > BF16 for d in distances)
+            if any(value is not None for value in speeds + distances):
+                rows.append([mesh, str(n), *speeds, *(peak or [None]), *(_distance(d) for d in distances)])
+    head = ["mesh", "GPUs", "tokens/s, weak", "of one GPU's", "tokens/s, strong", "of one GPU's", "GiB", "loss from one rank", "the same, ranks share GPUs"]
+    return (["## Trainer on folded meshes", "", *table(head, rows)] if rows else []), far
 
 
 def _distance(distance):
