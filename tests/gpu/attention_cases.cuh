@@ -162,7 +162,7 @@ struct Inputs {
             q_rows(out, s.v_dim),
             first,
             last,
-            0};
+            {}};
   }
   Backward<T> backward(const T* dout, float* lse, float* delta, float* dq, float* dk, float* dv, bool accumulate,
                        bool deterministic) const {

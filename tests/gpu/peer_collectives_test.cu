@@ -206,7 +206,7 @@ std::string replays(Rank& site) {
     if (i % 100 == 50) calls();
   }
   subject.finish();
-  require(Rank::fetch(subject.call) == 6 * (launches + 1 + launches / 100), "calls are missing");
+  require(Rank::fetch(subject.call) == 6u * static_cast<unsigned>(launches + 1 + launches / 100), "calls are missing");
   return std::to_string(launches) + " replays";
 }
 
@@ -291,7 +291,7 @@ std::string sum_replays(Rank& site) {
     if (i % 100 == 50) calls();
   }
   subject.finish();
-  require(Rank::fetch(call) == 4 * (launches + launches / 100), "calls are missing");
+  require(Rank::fetch(call) == 4u * static_cast<unsigned>(launches + launches / 100), "calls are missing");
   return std::to_string(launches) + " replays";
 }
 

@@ -15,9 +15,10 @@ using namespace pleat;
 using oracle::Outputs;
 using oracle::Problem;
 
+using MemberValues = std::vector<double> Outputs::*;  // nvcc parenthesizes what follows ::*, which g++ warns about
 struct Member {
   const char* name;
-  std::vector<double> Outputs::*values;
+  MemberValues values;
   int heads, dim;
 };
 inline std::vector<Member> members(const Problem& p) {

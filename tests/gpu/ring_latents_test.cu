@@ -48,9 +48,10 @@ std::vector<Case> cases() {
           {"documents, zigzag", packed({70, 1, 0, 40}), Layout::zigzag},
           {"documents, balanced", packed({70, 1, 0, 40}), Layout::balanced}};
 }
+using MemberValues = std::vector<double> LatentOutputs::*;  // see ring_bits.cuh
 constexpr struct {
   const char* name;
-  std::vector<double> LatentOutputs::*values;
+  MemberValues values;
 } members[] = {{"out", &LatentOutputs::out},
                {"dq", &LatentOutputs::dq},
                {"dlatent", &LatentOutputs::dlatent},
