@@ -183,7 +183,7 @@ class RingAttention {
  private:
   using Hops = detail::RingHops<Executor, Comm>;
   using Transports = typename detail::Transports<Executor, Comm, Arena>::type;
-  static constexpr DeviceKind device = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> device{};
 
   /// The plan, once all ranks of the group have shown that they have the same.
   static std::shared_ptr<const Plan> agreed(Plan plan, const GroupComm<Comm>& group, Block scratch,

@@ -1,6 +1,8 @@
 // The devices pleat runs on, as types for the templates and as a value for tensors.
 #pragma once
 
+#include <type_traits>
+
 #include <pleat/core/message.hpp>
 
 namespace pleat::inline v0 {
@@ -32,5 +34,8 @@ template <class DeviceType>
 inline constexpr DeviceKind device_kind = DeviceKind::cuda;
 template <>
 inline constexpr DeviceKind device_kind<host_device> = DeviceKind::host;
+/// The same as a value that has it in its type, for whom judges at compile time.
+template <class DeviceType>
+using KnownDevice = std::integral_constant<DeviceKind, device_kind<DeviceType>>;
 
 }  // namespace pleat::inline v0

@@ -72,7 +72,7 @@ class Dispatch {
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
   using leaf = moe_leaf<device_type>;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// See `bind`.
   Dispatch(const DispatchPlan& plan, const Executor& executor, GroupComm<Comm> ep, const Memory<Arena>& memory,

@@ -185,7 +185,7 @@ class Experts {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// Errors: shape_error T02.
   Experts(const ExpertPlan& plan, Block scratch, Leaf leaf = {}) : plan_(plan), leaf_(std::move(leaf)) {

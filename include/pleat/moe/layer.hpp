@@ -22,7 +22,7 @@ class Layer {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// See `bind`.
   Layer(const LayerPlan& plan, const Executor& executor, GroupComm<Comm> ep, Memory<Arena> memory, stream_type s,

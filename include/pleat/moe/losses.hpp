@@ -109,7 +109,7 @@ class LoadBalance {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// See `bind`.
   LoadBalance(const LoadBalancePlan& plan, const Executor& executor, GroupComm<Comm> counted_over, Block persistent,

@@ -13,9 +13,8 @@ inline TensorRef with_data(const char* what, const TensorRef& ref) {
 }
 
 /// Reads the tensor that `what` names; its rows lie without gaps. Errors: shape_error T07, E01 when there are gaps.
-template <class T>
-TensorRef dense(const char* what, const T& t, DType dtype, DeviceKind device,
-                std::initializer_list<std::int64_t> extents) {
+template <class T, class Kind>
+TensorRef dense(const char* what, const T& t, DType dtype, Kind device, std::initializer_list<std::int64_t> extents) {
   const TensorRef ref = with_data(what, expect(what, t, dtype, device, extents));
   if (!ref.is_contiguous()) {
     fail<shape_error>("pleat[E01]: ", what, " is ", ref,
@@ -25,8 +24,8 @@ TensorRef dense(const char* what, const T& t, DType dtype, DeviceKind device,
 }
 
 /// The same for an operand a caller may leave out: `TensorRef{}`, without data, stays as it is.
-template <class T>
-TensorRef dense_or_absent(const char* what, const T& t, DType dtype, DeviceKind device,
+template <class T, class Kind>
+TensorRef dense_or_absent(const char* what, const T& t, DType dtype, Kind device,
                           std::initializer_list<std::int64_t> extents) {
   if (as_tensor(t).data() == nullptr && as_tensor(t).rank() == 0) return {};
   return dense(what, t, dtype, device, extents);

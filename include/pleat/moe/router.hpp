@@ -123,7 +123,7 @@ class Router {
   }
 
  private:
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
   struct Operands {
     TensorRef logits, ids, probs;
   };

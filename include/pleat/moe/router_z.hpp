@@ -53,7 +53,7 @@ class RouterZ {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// Errors: shape_error T02.
   RouterZ(const RouterZPlan& plan, Block scratch) : plan_(plan) {

@@ -52,7 +52,7 @@ class SelectionBias {
  public:
   using device_type = typename Executor::device_type;
   using stream_type = typename Executor::stream_type;
-  static constexpr DeviceKind kind = device_kind<device_type>;
+  static constexpr KnownDevice<device_type> kind{};
 
   /// See `bind`.
   SelectionBias(const SelectionBiasPlan& plan, GroupComm<Comm> counted_over, Block scratch, Block persistent,

@@ -18,6 +18,7 @@ namespace pleat::inline v0 {
 ///       static pleat::DType dtype(const my::Tensor& t);
 ///       static pleat::Device device(const my::Tensor& t);            // {kind, index}
 ///       static bool is_read_only(const my::Tensor& t);               // may be left out: not known to be
+///       static constexpr pleat::DeviceKind only_on = ...;            // may be left out: where all of them are
 ///     };
 ///
 /// Shipped: TensorRef, contiguous ranges (std::span, std::vector, std::array; one axis) and mdspan-like types.
@@ -58,7 +59,8 @@ struct tensor_traits<R> {
   static std::int64_t extent(const R& t, int) { return static_cast<std::int64_t>(std::ranges::size(t)); }
   static std::int64_t stride(const R&, int) { return 1; }
   static DType dtype(const R&) { return dtype_of<std::ranges::range_value_t<R>>; }
-  static Device device(const R&) { return {}; }
+  static constexpr DeviceKind only_on = DeviceKind::host;
+  static Device device(const R&) { return {only_on}; }
   static bool is_read_only(const R&) {
     return std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
   }
@@ -88,7 +90,8 @@ struct tensor_traits<T> {
     return static_cast<std::int64_t>(t.stride(static_cast<std::size_t>(axis)));
   }
   static DType dtype(const T&) { return dtype_of<typename T::value_type>; }
-  static Device device(const T&) { return {}; }
+  static constexpr DeviceKind only_on = DeviceKind::host;
+  static Device device(const T&) { return {only_on}; }
   static bool is_read_only(const T& t) {
     return !std::is_convertible_v<decltype(t.data_handle()), typename T::value_type*>;
   }
@@ -127,11 +130,17 @@ TensorRef as_writable(const char* what, const T& t) {
 /// A dimension that `expect` does not check.
 inline constexpr std::int64_t any_extent = -1;
 
-/// Reads the tensor that `what` names and checks it against what an operation needs.
-/// Errors: shape_error T07 naming the tensor, what it is and what it must be.
-template <class T>
-TensorRef expect(const char* what, const T& t, DType dtype, DeviceKind device,
-                 std::initializer_list<std::int64_t> extents) {
+/// Reads the tensor that `what` names and checks it against what an operation needs. `kind`: a DeviceKind, or a
+/// `KnownDevice`, with which a type that is never there does not compile.
+/// Errors: shape_error T07 naming the tensor, what it is and what it must be; static T07.
+template <class T, class Kind>
+TensorRef expect(const char* what, const T& t, DType dtype, Kind kind, std::initializer_list<std::int64_t> extents) {
+  if constexpr (requires { Kind::value == tensor_traits<T>::only_on; }) {
+    static_assert(Kind::value == tensor_traits<T>::only_on,
+                  "pleat[T07]: tensors of this type are never on the device of the operation: copy the data there and "
+                  "pass a TensorRef{pointer, {extents...}, device}");
+  }
+  const DeviceKind device = kind;
   const TensorRef ref = as_tensor(t);
   bool fits = ref.dtype() == dtype && ref.device().kind == device && ref.rank() == static_cast<int>(extents.size());
   int axis = 0;
