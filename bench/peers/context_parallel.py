@@ -46,8 +46,6 @@ def measure(mesh, tokens, heads, dim, samples):
         gradient = torch.randn_like(out)
         backward = median_ms(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), samples)
         for t in (q, k, v):
-            t.requires_grad_(False)  # the context gives them their lengths back
-        for t in (q, k, v):
             t.requires_grad_(False)  # the context gives them their whole length back
     flops = tokens * tokens / 2 * heads * 2 * dim * 2 / mesh.size()
     return flops / forward / 1e9, 2.5 * flops / backward / 1e9
