@@ -32,6 +32,7 @@ class HeadBlock {
     normed_ = memory.take<T>(all * static_cast<std::size_t>(model.hidden));
     rms_ = memory.take<A>(all);
     scores_ = memory.take<T>(static_cast<std::size_t>(rows_ * model.vocabulary));
+    dnorm_ = memory.take<A>(static_cast<std::size_t>(model.hidden));
   }
 
   /// `last` [rows, hidden], the output of the last layer, becomes its gradient; *sums takes loss and targets.
@@ -54,8 +55,8 @@ class HeadBlock {
       kernels.linear_input_gradient(scores_, matrix, in, false, part, hidden, classes, s);
     }
     kernels.rms_norm_backward(rows_in(normed_, hidden), rows_in(last, hidden), norm, rms_, Rows<const T>{},
-                              rows_out(last, hidden), gradient.write(head_param::norm).tensor.template as<A>(), rows,
-                              hidden, s);
+                              rows_out(last, hidden), dnorm_, rows, hidden, s);
+    write_gradient<typename Backend::Executor>(gradient, head_param::norm, dnorm_, s);
     const auto& labels = batch.host.labels;
     const auto targets = std::count_if(labels.begin(), labels.end(), [](std::int32_t label) { return label >= 0; });
     kernels.add_constant(&sums->tokens, static_cast<double>(targets), s);
@@ -67,6 +68,7 @@ class HeadBlock {
   T* normed_ = nullptr;  // [tokens, hidden]
   A* rms_ = nullptr;     // [tokens]
   T* scores_ = nullptr;  // [rows_, vocabulary]
+  A* dnorm_ = nullptr;   // [hidden]
 };
 
 }  // namespace train_moe

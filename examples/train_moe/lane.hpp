@@ -42,11 +42,13 @@ pleat::TensorRef tensor_of(T* data, std::initializer_list<std::int64_t> extents)
   return {data, pleat::dtype_of<T>, extents, typename Backend::Executor{}.device()};
 }
 
-/// Writes a gradient that was made before its turn.
+/// Writes, or adds, a gradient that was made before its turn.
 template <class Executor, class Gradient, class A, class Stream>
 void write_gradient(Gradient& gradient, int param, const A* made, Stream s) {
-  const pleat::TensorRef to = gradient.write(param).tensor;
-  Executor{}.copy(to.data(), made, static_cast<std::size_t>(to.elems()) * sizeof(A), s);
+  const auto [to, add] = gradient.write(param);
+  const void* const terms[] = {made};
+  pleat::core_leaf<typename Executor::device_type>::sum_ranks(to.data(), pleat::dtype_of<A>, terms, pleat::dtype_of<A>,
+                                                              static_cast<std::size_t>(to.elems()), add, s);
 }
 
 /// Rows of `width` one after the other, to read or to write.

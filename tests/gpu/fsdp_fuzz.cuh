@@ -120,6 +120,11 @@ inline std::vector<Training> fuzzed_trainings(int ranks, bool replays) {
   }
   add({.ranks = ranks, .replicas = 2, .transport = Transport::peer, .prefetch = 0, .micro_batches = 3, .steps = steps},
       DType::f32, DType::f32, false);
+  // Experts on ranks alone, then everything: gradients are written in shards.
+  add({.ranks = ranks, .ep = ranks, .transport = Transport::peer, .micro_batches = 3, .steps = steps}, DType::bf16,
+      DType::f32, false);
+  add({.ranks = ranks, .replicas = ranks, .transport = Transport::peer, .micro_batches = 2, .steps = steps}, DType::f32,
+      DType::f32, false);
   if (ranks % 4 == 0) {
     add({.ranks = ranks, .ep = 2, .replicas = 2, .transport = Transport::peer, .micro_batches = 2, .steps = steps},
         DType::bf16, DType::f32, false);

@@ -22,7 +22,7 @@ int run_all(const char* name, int runs) {
 
 }  // namespace
 
-/// `fsdp_test [runs]`, of six trainings, or `fsdp_test "one queue" runs`.
+/// `fsdp_test [runs]`, of eight trainings, or `fsdp_test "one queue" runs`.
 int main(int argc, char** argv) {
   // A kernel that is loaded at its first launch may wait for the device, and so for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);

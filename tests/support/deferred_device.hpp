@@ -10,6 +10,7 @@
 #include <random>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <pleat/comm/communicator.hpp>
@@ -38,10 +39,8 @@ struct DeferredStream {
 };
 
 struct DeferredEvent {
-  struct Records {
-    int enqueued = 0;
-    int done = 0;
-  };
+  /// Of each record, on whatever stream: whether it is done.
+  using Records = std::deque<bool>;
   std::shared_ptr<Records> records = std::make_shared<Records>();
 };
 
@@ -54,11 +53,12 @@ class DeferredExecutor {
   pleat::Device device() const noexcept { return {}; }
   event_type make_event() const { return {}; }
   void record(event_type& event, stream_type s) const {
-    const int number = ++event.records->enqueued;
-    s.run([records = event.records, number] { records->done = number; });
+    event.records->push_back(false);
+    s.run([records = event.records, &done = event.records->back()] { done = true; });
   }
   void wait(stream_type s, const event_type& event) const {
-    s.enqueue([records = event.records, number = event.records->enqueued] { return records->done >= number; });
+    if (event.records->empty()) return;
+    s.enqueue([records = event.records, &done = std::as_const(event.records->back())] { return done; });
   }
   void copy(void* out, const void* in, std::size_t bytes, stream_type s) const {
     s.run([=, this] { host_.copy(out, in, bytes, {}); });

@@ -128,7 +128,7 @@ class LayerArrays {
   }
   /// What each lane of an overlapped pipeline works in: the gradient of the second norm's output.
   std::size_t lane_bytes() const { return last_bytes(); }
-  /// What the head works in: its norm, and the scores of some tokens at a time.
+  /// What the head works in: its norm and that one's gradient, and the scores of some tokens at a time.
   std::size_t head_bytes() const {
     constexpr std::int64_t most_tokens = 4096;
     Carver memory;
@@ -136,6 +136,7 @@ class LayerArrays {
     per_token(memory, 1);
     memory.take_bytes(static_cast<std::size_t>(std::min(plans_.tokens(), most_tokens) * m_.vocabulary) *
                       size_bytes(dtype_));
+    memory.take_bytes(static_cast<std::size_t>(m_.hidden) * size_bytes(accumulator(dtype_)));
     return memory.used_bytes();
   }
   /// What a micro-batch of text takes: tokens, labels, positions, and the work of its packing.

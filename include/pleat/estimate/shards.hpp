@@ -124,6 +124,8 @@ class ShardPlanner {
     const fsdp::GroupSizes few{std::min(sizes_.dense, 2), std::min(sizes_.expert, 2), 1};
     return fsdp::plan(units, few, options_).per_kind;
   }
+  /// See fsdp::Plan, of which this asks one without units.
+  bool writes_shards(Param kind) const { return fsdp::plan({}, sizes_, options_).writes_shards(kind); }
   const fsdp::GroupSizes& groups() const { return sizes_; }
   Transport transport() const { return options_.transport; }
 

@@ -123,7 +123,8 @@ class StepClock {
   };
 
   /// The bounds of a chunk's passes, with what they move in memory besides products: activations are written and read
-  /// once; gradients are written as units, read by those that sum them, and added to shards.
+  /// once; gradients are written as units, read by those that sum them, and added to shards, or written in the shards
+  /// and added to what is there.
   Passes bounds_of(const Chunk& chunk, std::span<const UnitWork> units) const {
     const double rate = job_.machine.memory, held = all_.bytes_held(chunk) / rate;
     Passes passes;
@@ -132,7 +133,9 @@ class StepClock {
       passes = passes + work.passes;
       const auto unit_bytes = 2 * static_cast<double>(size_bytes(job_.gradient));
       const auto shard_bytes = 2 * static_cast<double>(size_bytes(accumulator(job_.compute))) / ranks_of(work.unit);
-      passes.weight_gradient.compute.bound += work.unit.elems * (unit_bytes + shard_bytes) / rate;
+      const double bytes =
+          all_.shards.writes_shards(work.unit.kind) ? shard_bytes * (1 + added()) / 2 : unit_bytes + shard_bytes;
+      passes.weight_gradient.compute.bound += work.unit.elems * bytes / rate;
     }
     return passes;
   }
@@ -162,16 +165,18 @@ class StepClock {
     return times;
   }
   int ranks_of(const UnitSize& unit) const { return all_.shards.groups().of(unit.kind); }
+  /// The part of a step's gradients that are added to others: all but the first micro-batch's.
+  double added() const { return 1 - 1 / static_cast<double>(job_.micro_batches(all_.mesh)); }
   UnitStep step_of(const UnitWork& work, double compute, bool gathers, bool sums) const {
     const int ranks = ranks_of(work.unit);
     const Rates& rates = job_.machine.rates;
     const auto width = static_cast<double>(size_bytes(job_.compute)),
                sum_width = static_cast<double>(size_bytes(job_.gradient));
     UnitStep step{work.unit.kind, compute};
-    // The first gradient of a step is written where it stays, others are added to it.
-    const double added = 1 - 1 / static_cast<double>(job_.micro_batches(all_.mesh));
     if (ranks == 1) {
-      if (sums) step.compute += added * work.unit.elems * 3 * sum_width / rates.local_sums;
+      // In a shard, products read what they are added to; into it, a sum reads gradients too, and writes.
+      const double moved = all_.shards.writes_shards(work.unit.kind) ? added() : 2 + added();
+      if (sums) step.compute += moved * work.unit.elems * sum_width / rates.local_sums;
       return step;
     }
     const Links links(all_.mesh, job_.domain);
@@ -181,7 +186,7 @@ class StepClock {
       return std::max(sent.nvlink / rate, sent.network / job_.machine.network) + rates.meeting;
     };
     if (gathers) step.gather = seconds(width, rates.gathers);
-    if (sums) step.sum = seconds(sum_width, rates.sums / (1 + added * rates.adding));
+    if (sums) step.sum = seconds(sum_width, rates.sums / (1 + added() * rates.adding));
     // What moves beside takes bandwidth of memory, and multiprocessors.
     step.compute += rates.disturbed * (step.gather + step.sum);
     return step;

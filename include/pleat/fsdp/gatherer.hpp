@@ -87,8 +87,7 @@ class Gatherer {
     ++holds(unit);
     slot->last_use = ++uses_;
     prefetch(streams);
-    if (!slot->arrived) arrive(*slot, streams.compute);
-    state_->executor.wait(streams.compute, slot->gathered);
+    receive(*slot, streams.compute);
     return state_->view(unit, bytes_of(*slot), state_->plan.compute);
   }
 
@@ -99,7 +98,10 @@ class Gatherer {
       fail<shape_error>("pleat[F10]: unit ", state_->name(unit),
                         " is released, but nobody holds it; acquire comes first");
     }
-    if (Slot* const slot = find(unit)) state_->executor.record(slot->released, streams.compute);
+    if (Slot* const slot = find(unit)) {
+      state_->executor.wait(streams.compute, slot->released);  // by a holder on another stream
+      state_->executor.record(slot->released, streams.compute);
+    }
     --holds(unit);
   }
 
@@ -133,7 +135,7 @@ class Gatherer {
     state_->executor.record(joined_, streams.gather);
     state_->executor.wait(streams.compute, joined_);
     for (Slot& slot : slots_) {
-      if (!slot.arrived) arrive(slot, streams.compute);
+      if (!slot.arrived) receive(slot, streams.compute);
     }
   }
 
@@ -147,8 +149,8 @@ class Gatherer {
   struct Slot {
     Param kind;
     int index;            // of its kind
-    event_type gathered;  // this rank's part is in, and on the collective path all of it
-    event_type released;  // the last holder is done
+    event_type gathered;  // this rank's part is in, and all of it once it has arrived, or on the collective path
+    event_type released;  // all holders are done
     int unit = -1;
     int travels = -1;     // what was fetched last, even where it is of no use any more
     bool arrived = true;  // its peers' parts have been awaited
@@ -209,6 +211,13 @@ class Gatherer {
     slot.unit = slot.travels = unit;
     slot.arrived = false;
     ++gathers_;
+  }
+  /// What follows on `compute` sees the whole unit; so does what waits for `gathered` on another stream.
+  void receive(Slot& slot, stream_type compute) {
+    const bool is_first = !slot.arrived;
+    if (is_first) arrive(slot, compute);
+    state_->executor.wait(compute, slot.gathered);
+    if (is_first) state_->executor.record(slot.gathered, compute);
   }
   void arrive(Slot& slot, stream_type s) {
     state_->transport(slot.kind).await_gather(slot.index, slot.travels, s);

@@ -72,6 +72,7 @@ struct KindPlan {
   int units = 0;
   /// 0 where one rank holds whole units: they are used where they lie.
   int slots = 0;
+  /// 0 where they are written in shards: see Plan::writes_shards.
   int gradient_units = 0;
   std::int64_t unit_elems = 0;   // of the largest unit
   std::int64_t shard_elems = 0;  // of the largest shard
@@ -113,6 +114,10 @@ struct Plan {
   const KindPlan& of(Param kind) const { return per_kind[static_cast<std::size_t>(kind)]; }
   /// Whether units of the kind move through windows: a rank alone has no peer.
   bool uses_peers(Param kind) const { return transport == Transport::peer && of(kind).ranks > 1; }
+
+  /// Whether gradients of the kind are written in their shards, and added to those of the micro-batches before: a rank
+  /// alone has no other's to sum, and here none to convert.
+  bool writes_shards(Param kind) const { return of(kind).ranks == 1 && gradient == master; }
 
   /// Cuts the buffers for whole units of a kind, and a rank's shard of a unit, out of memory.
   UnitBuffers carve_units(Carver& memory, Param kind) const {
@@ -212,7 +217,8 @@ inline int most_in_window(std::span<const UnitSpec> units, Param kind, std::size
 }  // namespace detail
 
 /// Plans `units`, given in the order of the forward pass. A kind has as many slots as any prefetch + 1 consecutive
-/// units hold of it, and as many gradient units as any two consecutive ones do; no slots in a group of one. Pure.
+/// units hold of it, and as many gradient units as any two consecutive ones do; in a group of one no slots, and no
+/// gradient units but for gradients of another dtype than the master's. Pure.
 /// Errors: shape_error F08 for sizes or options that cannot be, F03 when all units of a kind would be larger than
 /// max_unit_elems; those of plan_unit.
 inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const Options& options = {}) {
@@ -275,7 +281,7 @@ inline Plan plan(std::span<const UnitSpec> units, const GroupSizes& sizes, const
     }
     detail::checked_elems("a kind of equal units", of_kind.unit_elems, of_kind.units);
     detail::checked_elems("a sum over equal shards", of_kind.shard_elems, of_kind.ranks);
-    of_kind.gradient_units = detail::most_in_window(units, kind, 2);
+    if (!made.writes_shards(kind)) of_kind.gradient_units = detail::most_in_window(units, kind, 2);
   }
   return made;
 }

@@ -12,8 +12,9 @@
 
 namespace pleat::inline v0::fsdp {
 
-/// Where a kernel puts a gradient: the first of a micro-batch overwrites all elements, later ones add. Until `reduce`
-/// of the unit: what is written there later is lost, or ends up in another sum, and nothing can tell.
+/// Where a kernel puts a gradient: it overwrites all elements, or adds to them where `accumulate` says so: to what was
+/// written before in the micro-batch and, on a rank alone (Plan::writes_shards), before in the step. Until `reduce` of
+/// the unit: what is written there later is lost, or ends up in another sum, and nothing can tell.
 struct GradientTarget {
   TensorRef tensor;
   bool accumulate;
@@ -62,7 +63,7 @@ class GradientView {
     flag = 1;
     return {view_.expert(param, expert), accumulate};
   }
-  /// The gradient of `param` for kernels that only add: zero before its first use.
+  /// The gradient of `param` for kernels that only add: zero, or what `write` would accumulate to.
   [[nodiscard]] TensorRef add_to(int param) {
     const std::span<char> flags = flags_of(param);
     for (std::size_t e = 0; e < flags.size(); ++e) {
@@ -111,8 +112,7 @@ class Reducer {
         finished_(state.executor.make_event()),
         open_(state.plan.layouts.size(), closed),
         closings_(state.plan.layouts.size()),
-        summed_(state.plan.layouts.size()),
-        under_way_(state.plan.layouts.size()) {
+        summed_(state.plan.layouts.size()) {
     for (const Param kind : {Param::dense, Param::expert}) {
       for (int i = 0; i < state.plan.of(kind).gradient_units; ++i) {
         buffers_.push_back({kind, i, state.executor.make_event(), state.executor.make_event()});
@@ -122,6 +122,7 @@ class Reducer {
       const UnitLayout& layout = state.plan.layouts[u];
       ranges_.push_back(trainable_ranges(layout, state.pieces[u]));
       written_.emplace_back(layout.params.size() * static_cast<std::size_t>(layout.block_count()));
+      shard_written_.push_back(state.executor.make_event());
     }
     terms_.resize(static_cast<std::size_t>(std::max(state.plan.sizes.dense, state.plan.sizes.expert)));
   }
@@ -143,6 +144,7 @@ class Reducer {
     const int at = std::exchange(open_[static_cast<std::size_t>(unit)], closed);
     ++closings_[static_cast<std::size_t>(unit)];
     if (at == in_shard) {
+      state_->executor.record(shard_written_[static_cast<std::size_t>(unit)], streams.compute);
       summed_[static_cast<std::size_t>(unit)] = true;
       return;
     }
@@ -174,8 +176,9 @@ class Reducer {
       const ShardMemory& shard = state_->shards[u];
       if (shard.gradient == nullptr) continue;
       const auto elems = static_cast<std::size_t>(shard.elems);
+      state_->executor.wait(streams.reduce, shard_written_[u]);
       if (!summed_[u]) state_->executor.zero(shard.gradient, elems * size_bytes(shard.master_dtype), streams.reduce);
-      summed_[u] = under_way_[u] = false;
+      summed_[u] = false;
       const Block workspace{state_->workspace, state_->plan.workspace_bytes()};
       all_reduce_ordered(replica_, shard.gradient, elems, shard.master_dtype, workspace, streams.reduce);
     }
@@ -197,6 +200,7 @@ class Reducer {
     if (is_written || std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.travels; })) {
       state_->fail_fork();
     }
+    for (event_type& written : shard_written_) state_->executor.record(written, streams.compute);
     state_->executor.record(finished_, streams.compute);
     state_->executor.wait(streams.reduce, finished_);
   }
@@ -204,6 +208,7 @@ class Reducer {
     for (Buffer& buffer : buffers_) {
       if (buffer.travels) arrive(buffer, streams.compute);
     }
+    for (const event_type& written : shard_written_) state_->executor.wait(streams.compute, written);
     state_->executor.record(finished_, streams.reduce);
     state_->executor.wait(streams.compute, finished_);
   }
@@ -225,23 +230,19 @@ class Reducer {
     return state_->transport(buffer.kind).buffers().gradients[static_cast<std::size_t>(buffer.index)];
   }
 
-  /// Where the unit's gradients are written; on first use a buffer that nobody writes, the one reduced longest ago, or
-  /// the shard itself.
+  /// Where the unit's gradients are written: the shard itself, behind what was written there on any stream, or a buffer
+  /// that nobody writes, the one reduced longest ago.
   std::byte* opened(int unit, stream_type compute) {
     int& at = open_[static_cast<std::size_t>(unit)];
     if (at == closed) {
-      at = goes_to_shard(unit) ? in_shard : take(state_->kind(unit), unit, compute);
-      std::vector<char>& written = written_[static_cast<std::size_t>(unit)];
-      std::fill(written.begin(), written.end(), char{0});
+      const auto u = static_cast<std::size_t>(unit);
+      const bool is_alone = state_->plan.writes_shards(state_->kind(unit));
+      at = is_alone ? in_shard : take(state_->kind(unit), unit, compute);
+      if (is_alone) state_->executor.wait(compute, shard_written_[u]);
+      std::fill(written_[u].begin(), written_[u].end(), static_cast<char>(is_alone && summed_[u]));
     }
     if (at == in_shard) return static_cast<std::byte*>(state_->shard(unit).gradient);
     return bytes_of(buffers_[static_cast<std::size_t>(at)]);
-  }
-  /// Whether what this rank writes is already the sum: it is alone, and nothing is in the shard yet, or on its way.
-  bool goes_to_shard(int unit) const {
-    const auto u = static_cast<std::size_t>(unit);
-    return state_->plan.of(state_->kind(unit)).ranks == 1 && state_->plan.gradient == state_->plan.master &&
-           !summed_[u] && !under_way_[u];
   }
   /// What follows on `compute` may write the buffer: it is summed here, and no peer reads it.
   void arrive(Buffer& buffer, stream_type compute) {
@@ -292,7 +293,7 @@ class Reducer {
                       shard.master_dtype, std::span(terms_).first(terms.size()), gradient,
                       static_cast<std::size_t>(range.elems), summed_[u], s, ctas);
     }
-    summed_[u] = under_way_[u] = true;
+    summed_[u] = true;
   }
 
   ShardState<Executor>* state_;
@@ -304,7 +305,7 @@ class Reducer {
   std::vector<int> open_;                   // [unit]: closed, in_shard or its buffer
   std::vector<std::int64_t> closings_;      // [unit]: how often it was closed; ends views
   std::vector<char> summed_;                // [unit]: its gradient shard holds a sum of this step
-  std::vector<char> under_way_;             // [unit]: `reduce` works on the shard since the last `finish`
+  std::vector<event_type> shard_written_;   // [unit]: by compute, where gradients are written in shards
   std::vector<std::vector<char>> written_;  // [unit][parameter][expert]
   std::vector<std::vector<Range>> ranges_;  // [unit]: what is summed of its shard
   std::vector<const void*> terms_;

@@ -52,8 +52,8 @@ Groups<Comm> groups_of(const MeshComms<Mesh, Comm>& comms) {
 ///     op.reduce(unit, streams);
 ///     op.release(unit, streams);
 ///
-/// with `ShardStreams{compute, gather, reduce}`; `write` gives {tensor, accumulate}: the first of a micro-batch
-/// overwrites. Then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
+/// with `ShardStreams{compute, gather, reduce}`; `write` gives {tensor, accumulate}: whether a kernel overwrites what
+/// is there or adds to it. Then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
 ///
 /// All ranks of a group make the same calls in the same order, a rank without tokens too (it need not call `gradient`
 /// when the others reduce their units in the order of their first `gradient`). Streams are the caller's; pleat orders
@@ -87,13 +87,15 @@ class Sharder {
   /// The unit's gradients of this micro-batch, to be written in the order of the compute stream until `reduce`; the
   /// same ones when called again before that. `reduce` must follow before the step ends, also where nothing was
   /// written. Of a frozen unit nothing can be written. Errors: shape_error F12 when the gradient units of its kind are
-  /// all being written, F13.
+  /// all being written, which those that lie in shards do not take; F13.
   GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
   /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
-  /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out; in a group of one whose gradients have the
-  /// master's dtype the first of a step is written in the shard itself. Best called as soon as the unit's gradients are
-  /// written: what of its backward pass is enqueued after it runs beside the sum. Errors: F13.
+  /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out. In a group of one whose gradients have the
+  /// master's dtype there is nothing to do: they are written in the shard itself, where `accumulate` says from a step's
+  /// second micro-batch on that kernels add. What is added as one term per micro-batch (a product with beta = 1) gives
+  /// the bits of a sum of its own. Best called as soon as the unit's gradients are written: what of its backward pass
+  /// is enqueued after it runs beside the sum. Errors: F13.
   void reduce(int unit, const streams_type& streams) {
     reducer_.reduce(unit, streams, gatherer_.order().has_ended() ? plan().last_reduce_ctas : plan().reduce_ctas);
   }

@@ -39,16 +39,24 @@ TEST_CASE("slots and gradient units are as many as neighbouring units need") {
   CHECK(all.of(Param::expert).slots == 3);
 }
 
-TEST_CASE("a rank alone has no slots and no window: it uses its shards where they lie") {
+TEST_CASE("a rank alone has no slots, gradient units or window: it uses its shards where they lie") {
   std::vector<fsdp::UnitSpec> units = vectors(2, 8);
   units.push_back(
       {.name = "experts", .kind = Param::expert, .experts_local = 2, .params = {{.name = "w", .shape = {4}}}});
   const fsdp::Plan plan = fsdp::plan(units, {.dense = 2, .expert = 1}, {.transport = Transport::peer});
   CHECK(plan.of(Param::dense).slots == 2);
+  CHECK(plan.of(Param::dense).gradient_units == 2);
   CHECK(plan.of(Param::expert).slots == 0);
+  CHECK(plan.of(Param::expert).gradient_units == 0);
   CHECK(plan.window_bytes(Param::expert) == 0);
   CHECK(plan.channels(Param::expert) == 0);
-  CHECK(fsdp::plan(units, {}, {.transport = Transport::peer}).footprint().symmetric == 0);
+  const Footprint alone = fsdp::plan(units, {}, {.transport = Transport::peer}).footprint();
+  const std::size_t pieces = 128;  // a table of one piece per unit, or of one per expert, padded
+  CHECK(alone == Footprint{.persistent = 2 * 128 * 8 + 2 * 128 * 8 + 3 * pieces});
+  // Gradients that are narrower than masters are converted on their way to the shard.
+  const fsdp::Plan narrow = fsdp::plan(units, {}, {.compute = DType::bf16, .gradient = DType::bf16});
+  CHECK(narrow.of(Param::dense).gradient_units == 2);
+  CHECK(narrow.of(Param::expert).gradient_units == 1);
 }
 
 TEST_CASE("memory: shards, slots and gradient units, and what sums work in off the peer path") {

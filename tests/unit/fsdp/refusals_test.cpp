@@ -17,7 +17,7 @@ namespace {
 using namespace sharder_steps;
 
 template <class F>
-void check_error(const char* text, F f) {
+void check_refused(const char* text, F f) {
   CAPTURE(text);
   CHECK_THROWS_WITH_AS(f(), doctest::Contains(text), shape_error);
 }
@@ -29,57 +29,57 @@ TEST_CASE("calls that do not fit are errors with the values") {
     for (int u = 0; u < 3; ++u) op.load(u, 0, w, {});
     op.load(3, 0, std::vector<float>(3), {});
 
-    check_error("pleat[F07]: load of parameter w of unit unit 1 got f32 [5] on host; it must be f32 [4]",
+    check_refused("pleat[F07]: load of parameter w of unit unit 1 got f32 [5] on host; it must be f32 [4]",
                 [&] { op.load(1, 0, std::vector<float>(5), {}); });
-    check_error("pleat[F07]", [&] { op.load(1, 0, TensorRef(w.data(), {2, 2}), {}); });
+    check_refused("pleat[F07]", [&] { op.load(1, 0, TensorRef(w.data(), {2, 2}), {}); });
     std::vector<double> wide(4);
-    check_error("pleat[T07]: load of parameter w of unit unit 1 got f32 [4] on host, which has no data",
+    check_refused("pleat[T07]: load of parameter w of unit unit 1 got f32 [4] on host, which has no data",
                 [&] { op.load(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
-    check_error("pleat[T07]", [&] { op.export_master(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
-    check_error("pleat[F07]: export_master into a tensor of f64; it must be of f32",
+    check_refused("pleat[T07]", [&] { op.export_master(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
+    check_refused("pleat[F07]: export_master into a tensor of f64; it must be of f32",
                 [&] { op.export_master(0, 0, wide, {}); });
 
     op.begin(std::array{0, 1});
-    check_error("pleat[F09]: use 0 is of unit unit 1, but the order given to begin() has unit 0",
+    check_refused("pleat[F09]: use 0 is of unit unit 1, but the order given to begin() has unit 0",
                 [&] { op.acquire(1, {}); });
     op.acquire(0, {});
-    check_error("pleat[F10]: unit unit 1 has no slot: all 1 of its kind are held", [&] { op.acquire(1, {}); });
-    check_error("pleat[F10]: weights changed while unit unit 0 is held", [&] { op.weights_changed({}); });
+    check_refused("pleat[F10]: unit unit 1 has no slot: all 1 of its kind are held", [&] { op.acquire(1, {}); });
+    check_refused("pleat[F10]: weights changed while unit unit 0 is held", [&] { op.weights_changed({}); });
     op.release(0, {});
-    check_error("pleat[F10]: unit unit 0 is released, but nobody holds it", [&] { op.release(0, {}); });
-    check_error("pleat[F09]: use 2 is of unit unit 1, but the order given to begin() has ended",
+    check_refused("pleat[F10]: unit unit 0 is released, but nobody holds it", [&] { op.release(0, {}); });
+    check_refused("pleat[F09]: use 2 is of unit unit 1, but the order given to begin() has ended",
                 [&] { op.acquire(1, {}); });
 
-    check_error("pleat[F11]: parameter table of unit frozen is frozen and has no gradient; write only where",
+    check_refused("pleat[F11]: parameter table of unit frozen is frozen and has no gradient; write only where",
                 [&] { std::ignore = op.gradient(3, {}).write(0); });
-    check_error("pleat[F11]", [&] { op.export_gradient(3, 0, std::vector<float>(3), {}); });
+    check_refused("pleat[F11]", [&] { op.export_gradient(3, 0, std::vector<float>(3), {}); });
     op.gradient(0, {});
     op.gradient(1, {});
-    check_error("pleat[F12]: the gradients of unit unit 2 have no buffer: all 2 of its kind are being written",
+    check_refused("pleat[F12]: the gradients of unit unit 2 have no buffer: all 2 of its kind are being written",
                 [&] { op.gradient(2, {}); });
     op.reduce(0, {});
     op.gradient(2, {});
 
-    check_error("pleat[F13]: there is no unit 4; units are 0 to 3", [&] { op.acquire(4, {}); });
-    check_error("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0", [&] { op.load(0, 1, w, {}); });
-    check_error("pleat[F13]", [&] { op.begin(std::array{0, -1}); });
+    check_refused("pleat[F13]: there is no unit 4; units are 0 to 3", [&] { op.acquire(4, {}); });
+    check_refused("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0", [&] { op.load(0, 1, w, {}); });
+    check_refused("pleat[F13]", [&] { op.begin(std::array{0, -1}); });
     op.begin({});
     const fsdp::UnitView view = op.acquire(0, {});
-    check_error("pleat[F13]: unit unit 0 has no parameter 99; its parameters are 0 to 0", [&] { view[99]; });
-    check_error("pleat[F13]", [&] { view[-1]; });
-    check_error("pleat[F13]: unit unit 0 has no local expert 1; valid: 0 to 0", [&] { view.expert(0, 1); });
+    check_refused("pleat[F13]: unit unit 0 has no parameter 99; its parameters are 0 to 0", [&] { view[99]; });
+    check_refused("pleat[F13]", [&] { view[-1]; });
+    check_refused("pleat[F13]: unit unit 0 has no local expert 1; valid: 0 to 0", [&] { view.expert(0, 1); });
     op.release(0, {});
     auto gradients = op.gradient(1, {});
-    check_error("pleat[F13]: unit unit 1 has no parameter 99", [&] { std::ignore = gradients.write(99); });
-    check_error("pleat[F13]: unit unit 1 has no parameter -1", [&] { std::ignore = gradients.add_to(-1); });
-    check_error("pleat[F13]: unit unit 1 has no local expert 99", [&] { std::ignore = gradients.write(0, 99); });
-    check_error("pleat[F13]", [&] { std::ignore = gradients.write(1, 0); });
+    check_refused("pleat[F13]: unit unit 1 has no parameter 99", [&] { std::ignore = gradients.write(99); });
+    check_refused("pleat[F13]: unit unit 1 has no parameter -1", [&] { std::ignore = gradients.add_to(-1); });
+    check_refused("pleat[F13]: unit unit 1 has no local expert 99", [&] { std::ignore = gradients.write(0, 99); });
+    check_refused("pleat[F13]", [&] { std::ignore = gradients.write(1, 0); });
   });
 
   const std::vector<fsdp::UnitSpec> mixed{
       {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}}};
   with_sharder(1, mixed, {}, dense_world, [&](Sharder& op, ThreadComm&) {
-    check_error("pleat[F11]: parameter table of unit a is frozen", [&] { std::ignore = op.gradient(0, {}).write(1); });
+    check_refused("pleat[F11]: parameter table of unit a is frozen", [&] { std::ignore = op.gradient(0, {}).write(1); });
   });
 }
 
@@ -92,14 +92,14 @@ TEST_CASE("F21: a step does not end with gradients that were asked for and not r
         write(op, 0, twos);
         op.reduce(0, {});
         write(op, 1, twos);
-        check_error(text, [&] { op.finish_gradients({}); });
+        check_refused(text, [&] { op.finish_gradients({}); });
         op.reduce(1, {});
         op.finish_gradients({});  // what was refused has changed nothing
         CHECK(gradient_of<float>(op, 0, 4) == sum);
         CHECK(gradient_of<float>(op, 1, 4) == sum);
 
         op.gradient(1, {});  // not written: a rank without tokens is told what the others are told
-        check_error(text, [&] { op.finish_gradients({}); });
+        check_refused(text, [&] { op.finish_gradients({}); });
         write(op, 1, twos);
         op.discard_gradients();
         op.finish_gradients({});
@@ -118,9 +118,9 @@ TEST_CASE("F21: a view of gradients ends with their reduce, or when they are dis
   for (const int ranks : {1, 2}) {
     with_sharder(ranks, vectors(1, 4), {}, dense_world, [&](Sharder& op, ThreadComm&) {
       const auto is_refused = [&](fsdp::GradientView<HostExecutor> kept) {
-        check_error(text, [&] { std::ignore = kept.write(0); });
-        check_error(text, [&] { std::ignore = kept.write(0, 0); });
-        check_error(text, [&] { std::ignore = kept.add_to(0); });
+        check_refused(text, [&] { std::ignore = kept.write(0); });
+        check_refused(text, [&] { std::ignore = kept.write(0, 0); });
+        check_refused(text, [&] { std::ignore = kept.add_to(0); });
       };
       const auto first = op.gradient(0, {}), same = op.gradient(0, {});
       write(op, 0, std::vector<float>(4, 2));
@@ -143,9 +143,9 @@ TEST_CASE("F21: a view of gradients ends with their reduce, or when they are dis
 TEST_CASE("what no rank can load is refused by all, also by those that hold nothing of it") {
   with_sharder(2, vectors(1, 3), {}, dense_world, [&](Sharder& op, ThreadComm&) {
     const std::vector<std::int32_t> whole(3);
-    check_error("pleat[T01]: dtype i32 is not supported here; valid dtypes: f64 f32 bf16",
+    check_refused("pleat[T01]: dtype i32 is not supported here; valid dtypes: f64 f32 bf16",
                 [&] { op.load(0, 0, whole, {}); });
-    check_error("pleat[T01]",
+    check_refused("pleat[T01]",
                 [&] { op.load(0, 0, TensorRef(const_cast<std::int32_t*>(whole.data()), DType::f16, {3}), {}); });
   });
 }
@@ -241,7 +241,7 @@ TEST_CASE("groups and memory that do not fit are errors with the values") {
   const auto units = vectors(1, 4);
   const HostBuffer persistent(1 << 16);
   const Memory<HostArena> memory{.persistent = persistent.block(), .arena = nullptr};
-  check_error(
+  check_refused(
       "pleat[F05]: the plan is for shard groups of 2 (dense) and 1 (expert) ranks and 1 replicas; the groups have 1",
       [&] { fsdp::bind(fsdp::plan(units, {.dense = 2}), HostExecutor{}, Groups{}, memory); });
   run_ranks(2, [&](ThreadComm& world) {

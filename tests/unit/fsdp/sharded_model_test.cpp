@@ -72,7 +72,8 @@ void train(int ranks, const fsdp::ModelOptions& options, Transport expected) {
             }
             const auto [tensor, accumulates] = gradients.write(0);
             for (std::int64_t i = 0; i < elems; ++i) {
-              tensor.template as<float>()[i] = gradient(world.rank(), u, step, micro, i);
+              float& to = tensor.template as<float>()[i];
+              to = (accumulates ? to : 0) + gradient(world.rank(), u, step, micro, i);
             }
           };
           micro == 0 ? op.backward(u, write, [&](const fsdp::UnitView& w) { check(w, u, step); })

@@ -42,6 +42,16 @@ TEST_CASE("micro-batches accumulate, and units are fetched ahead as far as plann
   }
 }
 
+TEST_CASE("ranks alone write their shards, whatever each micro-batch leaves out") {
+  for (const Transport transport : transports) {
+    train<float>({.transport = transport, .micro_batches = 4});
+    train<bfloat16>({.transport = transport, .micro_batches = 3});
+    train<bfloat16, bfloat16>({.transport = transport, .micro_batches = 3});
+    train<float>({.ranks = 3, .replicas = 3, .transport = transport, .micro_batches = 3});
+    train<double>({.ranks = 4, .ep = 4, .transport = transport, .micro_batches = 3});
+  }
+}
+
 TEST_CASE("replicas and experts: shards of each kind, sums over each group, replicas once") {
   for (const Transport transport : transports) {
     train<float>({.ranks = 4, .ep = 2, .transport = transport, .micro_batches = 2});

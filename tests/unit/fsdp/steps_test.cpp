@@ -80,8 +80,8 @@ TEST_CASE("a unit is gathered without an order, and may be held twice") {
   });
 }
 
-TEST_CASE("a rank alone uses its shard where it lies, and writes the first gradient of a step there") {
-  with_sharder(1, vectors(2, 4), {.transport = Transport::peer}, dense_world, [&](Sharder& op, ThreadComm&) {
+TEST_CASE("a rank alone uses its shard where it lies, and writes its gradients there") {
+  with_sharder(1, vectors(3, 4), {.transport = Transport::peer}, dense_world, [&](Sharder& op, ThreadComm&) {
     op.load(0, 0, std::vector<float>{1, 2, 3, 4}, {});
     op.begin(std::array{0, 1, 0});
     CHECK(op.acquire(0, {})[0].data() == op.shards()[0].master);
@@ -89,14 +89,30 @@ TEST_CASE("a rank alone uses its shard where it lies, and writes the first gradi
     CHECK(op.gathers() == 0);
     for (const float sum : {1.0F, 3.0F}) {  // two micro-batches
       const auto [tensor, accumulates] = op.gradient(0, {}).write(0);
-      CHECK((tensor.data() == op.shards()[0].gradient) == (sum == 1));
-      CHECK(!accumulates);
-      std::fill_n(tensor.as<float>(), 4, sum == 1 ? 1.0F : 2.0F);
+      CHECK(tensor.data() == op.shards()[0].gradient);
+      CHECK(accumulates == (sum == 3));
+      std::fill_n(tensor.as<float>(), 4, sum);
       op.reduce(0, {});
       CHECK(static_cast<const float*>(op.shards()[0].gradient)[3] == sum);
     }
     op.finish_gradients({});
     CHECK(gradient_of<float>(op, 0, 4) == std::vector<float>(4, 3));
+    CHECK(gradient_of<float>(op, 1, 4) == std::vector<float>(4));
+    CHECK(!op.gradient(0, {}).write(0).accumulate);  // the next step
+    op.discard_gradients();
+
+    // A micro-batch that writes nothing leaves the sum as it is, one that is discarded nothing of it.
+    for (const bool discards : {true, false}) {
+      write(op, 0, std::vector<float>(4, 5));
+      op.reduce(0, {});
+      op.reduce(0, {});
+      CHECK(op.gradient(0, {}).add_to(0).as<float>()[3] == 5);
+      if (discards) op.discard_gradients();
+    }
+    for (int u = 0; u < 3; ++u) op.gradient(u, {});  // as many as are wanted are written at one time
+    for (int u = 0; u < 3; ++u) op.reduce(u, {});
+    op.finish_gradients({});
+    CHECK(gradient_of<float>(op, 0, 4) == std::vector<float>(4, 5));
     CHECK(gradient_of<float>(op, 1, 4) == std::vector<float>(4));
   });
 }

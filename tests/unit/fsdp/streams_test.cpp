@@ -2,6 +2,7 @@
 // values.
 #include <pleat/fsdp/sharder.hpp>
 
+#include <numeric>
 #include <optional>
 #include <random>
 
@@ -33,7 +34,8 @@ struct Rank {
       : comm(index, ranks),
         arena(world, index),
         persistent(plan.footprint().persistent, 0xff),
-        streams{world.make_stream(), world.make_stream(), world.make_stream(), world.make_stream()} {
+        streams{world.make_stream(), world.make_stream(), world.make_stream(), world.make_stream()},
+        second{world.make_stream(), streams.gather, streams.reduce, streams.own} {
     const Groups groups{.dense = Groups::Lanes(GroupComm<DeferredComm>(comm)),
                         .expert = Groups::Lanes(GroupComm<DeferredComm>(index))};
     // Not by bind, in which ranks meet.
@@ -44,6 +46,7 @@ struct Rank {
   DeferredArena arena;
   HostBuffer persistent;
   Streams streams;
+  Streams second;  // of another lane that computes
   std::optional<Sharder> op;
 };
 
@@ -52,18 +55,35 @@ struct Errors {
   int reduced = 0;
 };
 
+struct Passes {
+  int steps = 2;
+  int micro_batches = 1;
+  int lanes = 1;  // micro-batches take turns
+  bool forks = false;
+};
+
+/// Of a unit's gradient, as the rank has it now.
+float shard_sum(const fsdp::ShardMemory& shard) {
+  float sum = 0;
+  for (std::int64_t k = 0; k < shard.piece_count; ++k) {
+    const float* const first = static_cast<const float*>(shard.gradient) + shard.pieces[k].begin;
+    sum = std::accumulate(first, first + shard.pieces[k].elems, sum);
+  }
+  return sum;
+}
+
 /// The work of one rank, enqueued: nothing has run when this returns.
-void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_batches, bool forks, Errors& errors,
+void enqueue_training(Rank& rank, int index, int ranks, const Passes& passes, Errors& errors,
                       std::deque<std::vector<float>>& kept) {
   Sharder& op = *rank.op;
-  const Streams& streams = rank.streams;
+  const auto& [steps, micro_batches, lanes, forks] = passes;
   // Dense units are summed over all ranks, expert units over groups of one.
   const auto expected = [=](int u, std::int64_t i, int step) {
     const int first = is_expert(u) ? index : 0;
     const int count = is_expert(u) ? 1 : ranks;
     auto value = static_cast<float>(100 * u + static_cast<int>(i));
     for (int s = 0; s < step; ++s) {
-      for (int micro = 0; micro < micro_batches; ++micro) {
+      for (int micro = 0; micro < passes.micro_batches; ++micro) {
         for (int r = first; r < first + count; ++r) value -= gradient(r, u, s, micro, i);
       }
     }
@@ -72,12 +92,14 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
   for (int u = 0; u < units; ++u) {
     auto& values = kept.emplace_back();
     for (std::int64_t i = 0; i < elems; ++i) values.push_back(expected(u, i, 0));
-    op.load(u, 0, values, streams);
+    op.load(u, 0, values, rank.streams);
   }
   std::vector<int> order{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0};
+  DeferredEvent lane_ends;
   for (int step = 0; step < steps; ++step) {
-    if (forks) op.fork(streams);
+    if (forks) op.fork(rank.streams);
     for (int micro = 0; micro < micro_batches; ++micro) {
+      const Streams& streams = micro % lanes == 0 ? rank.streams : rank.second;
       // The order goes on with a unit that nobody acquires: its gather is still under way when the step ends.
       std::vector<int> with_rest = order;
       with_rest.push_back(4);
@@ -91,8 +113,8 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
         streams.compute.run(check);
         if (use >= order.size() / 2) {
           const auto [tensor, accumulate] = op.gradient(u, streams).write(0);
-          streams.compute.run([=, to = tensor.template as<float>()] {
-            for (std::int64_t i = 0; i < elems; ++i) to[i] = gradient(index, u, step, micro, i);
+          streams.compute.run([=, adds = accumulate, to = tensor.template as<float>()] {
+            for (std::int64_t i = 0; i < elems; ++i) to[i] = (adds ? to[i] : 0) + gradient(index, u, step, micro, i);
           });
           op.reduce(u, streams);
         }
@@ -100,10 +122,19 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
         op.release(u, streams);
       }
     }
-    op.finish_gradients(streams);
+    op.finish_gradients(rank.streams);
+    // What the other lane has computed is in the gradients, but it may still read the weights.
+    std::vector<float>& norms = kept.emplace_back(units);
+    for (int u = 0; u < units; ++u) {
+      rank.streams.compute.run([&sum = norms[static_cast<std::size_t>(u)],
+                                shard = op.shards()[static_cast<std::size_t>(u)]] { sum = shard_sum(shard); });
+    }
+    DeferredExecutor{}.record(lane_ends, rank.second.compute);
+    DeferredExecutor{}.wait(rank.streams.compute, lane_ends);
     for (int u = 0; u < units; ++u) {
       const fsdp::ShardMemory shard = op.shards()[static_cast<std::size_t>(u)];
-      streams.compute.run([shard] {
+      rank.streams.compute.run([shard, &errors, &sum = norms[static_cast<std::size_t>(u)]] {
+        errors.reduced += sum != shard_sum(shard);
         auto* master = static_cast<float*>(shard.master);
         for (std::int64_t k = 0; k < shard.piece_count; ++k) {
           for (std::int64_t i = 0; i < shard.pieces[k].elems; ++i) {
@@ -113,20 +144,20 @@ void enqueue_training(Rank& rank, int index, int ranks, int steps, int micro_bat
         }
       });
     }
-    op.weights_changed(streams);
-    if (forks) op.join(streams);
+    op.weights_changed(rank.streams);
+    if (forks) op.join(rank.streams);
   }
   op.begin({});
   for (int u = 0; u < units; ++u) {
-    const fsdp::UnitView view = op.acquire(u, streams);
-    streams.compute.run([=, &errors, at = view[0].as<float>()] {
-      for (std::int64_t i = 0; i < elems; ++i) errors.reduced += at[i] != expected(u, i, steps);
+    const fsdp::UnitView view = op.acquire(u, rank.streams);
+    rank.streams.compute.run([=, &errors, last = passes.steps, at = view[0].as<float>()] {
+      for (std::int64_t i = 0; i < elems; ++i) errors.reduced += at[i] != expected(u, i, last);
     });
-    op.release(u, streams);
+    op.release(u, rank.streams);
   }
 }
 
-void train(int ranks, int prefetch, int micro_batches, bool forks, unsigned seed) {
+void train(int ranks, int prefetch, const Passes& passes, unsigned seed) {
   std::vector<fsdp::UnitSpec> model;
   for (int u = 0; u < units; ++u) {
     model.push_back({.name = "unit " + std::to_string(u),
@@ -141,7 +172,7 @@ void train(int ranks, int prefetch, int micro_batches, bool forks, unsigned seed
   std::vector<Errors> errors(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
     all.emplace_back(world, r, ranks, plan);
-    enqueue_training(all.back(), r, ranks, 2, micro_batches, forks, errors[static_cast<std::size_t>(r)], kept);
+    enqueue_training(all.back(), r, ranks, passes, errors[static_cast<std::size_t>(r)], kept);
   }
   std::mt19937 random(seed);
   REQUIRE_NOTHROW(world.run(random));
@@ -160,7 +191,10 @@ TEST_CASE("every order of asynchronous work gives the right values") {
         CAPTURE(i);
         CAPTURE(ranks);
         CAPTURE(prefetch);
-        train(ranks, prefetch, 1 + static_cast<int>(i % 2), i % 4 < 2, first + i);
+        const int lanes = 1 + static_cast<int>(i / 4 % 2);
+        CAPTURE(lanes);
+        train(ranks, prefetch, {.micro_batches = lanes + static_cast<int>(i % 2), .lanes = lanes, .forks = i % 4 < 2},
+              first + i);
       }
     }
   }
@@ -179,9 +213,10 @@ TEST_CASE("a step without sums leaves the shards alone until the step before is 
         for (std::int64_t i = 0; i < elems; ++i) wrong += at[i] != value;
       });
     };
-    const auto [tensor, accumulate] = rank.op->gradient(0, rank.streams).write(0);
-    rank.streams.compute.run([to = tensor.template as<float>()] { std::fill_n(to, elems, 3.0f); });
-    rank.op->reduce(0, rank.streams);
+    // On a lane of its own: the step ends after it, too.
+    const auto [tensor, accumulate] = rank.op->gradient(0, rank.second).write(0);
+    rank.second.compute.run([to = tensor.template as<float>()] { std::fill_n(to, elems, 3.0f); });
+    rank.op->reduce(0, rank.second);
     rank.op->finish_gradients(rank.streams);
     expect(3);
     rank.op->finish_gradients(rank.streams);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -222,11 +223,13 @@ class TrainingRun {
       }
     }
   }
-  /// A rank's gradient of one element of storage `s`: all parameters that share it, in the order of their writes.
-  G rank_gradient(const fsdp::Plan& plan, int world_rank, int step, int micro, int u, int s, std::int64_t i) const {
-    G total{};
+  /// A rank's gradient of one element of storage `s`: all parameters that share it, in the order of their writes, added
+  /// to what is there `before`.
+  G rank_gradient(const fsdp::Plan& plan, int world_rank, int step, int micro, int u, int s, std::int64_t i,
+                  std::optional<G> before = {}) const {
+    G total = before.value_or(G{});
     const std::int64_t expert = i / std::max<std::int64_t>(place(plan, u, s).elems, 1);
-    bool any = false;
+    bool any = before.has_value();
     const auto add = [&](G value) {
       total = any ? sum(total, value) : value;
       any = true;
@@ -253,8 +256,8 @@ class TrainingRun {
     return total;
   }
 
-  /// One rank's arithmetic: per replica micro-batch after micro-batch of sums in rank order, then the replicas in
-  /// order.
+  /// One rank's arithmetic: per replica micro-batch after micro-batch of sums in rank order, or of writes where a rank
+  /// is alone, then the replicas in order.
   Values expected_gradients(const fsdp::Plan& plan, const Rank& rank, int step) const {
     using Sum = std::common_type_t<A, accumulator_t<G>>;
     Values values = zeros(plan);
@@ -265,12 +268,19 @@ class TrainingRun {
         for (std::size_t i = 0; i < gradient.size(); ++i) {
           for (const int replica : replica_group(mesh_, rank.world)) {
             A shard = 0;
+            const Param kind = plan.kinds[static_cast<std::size_t>(u)];
+            const auto of_rank = [&](int r, int micro, std::optional<G> before = {}) {
+              return rank_gradient(plan, r, step, micro, u, storage(plan, u, p), static_cast<std::int64_t>(i), before);
+            };
             for (int micro = 0; micro < config_.micro_batches; ++micro) {
-              Sum total = 0;
-              for (const int r : shard_group(mesh_, plan.kinds[static_cast<std::size_t>(u)], replica)) {
-                total += static_cast<Sum>(
-                    rank_gradient(plan, r, step, micro, u, storage(plan, u, p), static_cast<std::int64_t>(i)));
+              const auto group = shard_group(mesh_, kind, replica);
+              if (plan.writes_shards(kind)) {
+                const auto before = micro == 0 ? std::nullopt : std::optional(static_cast<G>(shard));
+                shard = static_cast<A>(of_rank(group[0], micro, before));
+                continue;
               }
+              Sum total = 0;
+              for (const int r : group) total += static_cast<Sum>(of_rank(r, micro));
               shard = static_cast<A>(static_cast<Sum>(shard) + total);
             }
             gradient[i] += shard;
