@@ -1,6 +1,7 @@
 // Whether the ranks of a group have planned the same operation: they compare what its plan consists of when they bind.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -100,7 +101,7 @@ void agree_on(const char* operation, const std::array<PlanField, count>& fields,
   static_assert(count <= PlanRecord::most_fields);
   if (group.size() == 1) return;
   PlanRecord mine;
-  std::strncpy(mine.operation, operation, PlanRecord::name_chars - 1);
+  std::memcpy(mine.operation, operation, std::min(std::strlen(operation), PlanRecord::name_chars - 1));
   for (std::size_t i = 0; i < count; ++i) mine.values[i] = fields[i].bits();
 
   const auto ranks = static_cast<std::size_t>(group.size());
