@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """What including a public header costs: processor seconds of a compile, beside the budget.
 
-Each .cpp below this folder is one row. Its first line is `// budget: <seconds> s`, or, for what it may add to another
-row, `// budget: <seconds> s over <file>`. A second line `// needs: <header>` leaves the row out where the compiler does not find
+Each .cpp below this folder is one row, and each .cu, where there is an nvcc. Its first line is `// budget: <seconds> s`, or,
+for what it may add to another row, `// budget: <seconds> s over <file>`. A second line `// needs: <header>` leaves the row out where the compiler does not find
 that header. Rows are compiled in turn, so that a slow moment hits them alike.
-Run: measure.py [--compiler "g++ -I/usr/local/cuda/include"] [--repeat 11] [--check [--slack 1]] [<part of a row's name>]...
+Run: measure.py [--compiler "g++ -I/usr/local/cuda/include"] [--nvcc "nvcc -arch=sm_90a"] [--repeat 11] [--check [--slack 1]]
+[<part of a row's name>]...
 """
 import argparse
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,14 +32,18 @@ class Row:
         self.needs = needs[1] if needs else None
         self.path, self.budget, self.base, self.seconds = path, float(found[1]), found[2], []
 
-    def can_compile(self, compiler):
+    def compiler(self, options):
+        return (options.nvcc if self.path.suffix == ".cu" else options.compiler).split()
+
+    def can_compile(self, options):
+        compiler = self.compiler(options)
         if self.needs is None:
-            return True
+            return shutil.which(compiler[0]) is not None
         command = [*compiler, "-E", "-x", "c++", "-o", os.devnull, "-"]
         return subprocess.run(command, input=f"#include <{self.needs}>\n", text=True, capture_output=True).returncode == 0
 
-    def compile(self, compiler):
-        command = [*compiler, "-std=c++20", "-O0", f"-I{INCLUDE}", "-c", str(self.path), "-o", os.devnull]
+    def compile(self, options):
+        command = [*self.compiler(options), "-std=c++20", "-O0", f"-I{INCLUDE}", "-c", str(self.path), "-o", os.devnull]
         child = subprocess.Popen(command)
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -49,14 +55,15 @@ class Row:
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--compiler", default="g++", help="command and flags of the compiler")
+    options.add_argument("--nvcc", default="nvcc -arch=sm_90a", help="the same for .cu")
     options.add_argument("--repeat", type=int, default=11, help="compiles of each row; the median counts")
     options.add_argument("--check", action="store_true", help="exit 1 when a row is over its budget")
     options.add_argument("--slack", type=float, default=1, help="times the budget, for a machine that is busy or slow")
     options.add_argument("part", nargs="*", help="measure only rows whose name has one of these parts")
     options = options.parse_args()
 
-    compiler = options.compiler.split()
-    rows = {row.name: row for row in map(Row, sorted(HERE.rglob("*.cpp"))) if row.can_compile(compiler)}
+    sources = sorted([*HERE.rglob("*.cpp"), *HERE.rglob("*.cu")])
+    rows = {row.name: row for row in map(Row, sources) if row.can_compile(options)}
     wanted = [row for row in rows.values() if not options.part or any(part in row.name for part in options.part)]
     needed = {row.name for row in wanted}
     for row in wanted:
@@ -68,7 +75,7 @@ def main():
 
     for _ in range(options.repeat):
         for name in sorted(needed):
-            rows[name].compile(compiler)
+            rows[name].compile(options)
 
     over = 0
     print(f"{'row':<28} {'seconds':>8} {'adds':>8} {'budget':>8}  (medians of {options.repeat}, {options.compiler} -O0)")

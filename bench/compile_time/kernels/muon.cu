@@ -1,0 +1,2 @@
+// budget: 20 s over kernels/empty.cu
+#include <pleat/optim/cuda/muon_leaf.cuh>
