@@ -115,7 +115,7 @@ void check_trainings(int runs, bool with_graphs, int queues) {
 
 std::vector<nccl_testing::Case> cases() {
   std::vector<nccl_testing::Case> all;
-  const int runs = testing_support::repeats(20);  // of five trainings
+  const int runs = testing_support::repeats(10);  // of seven trainings
   const auto add = [&](const std::string& name, bool is_processes, std::function<void()> run) {
     all.push_back({(is_processes ? "processes: " : "threads: ") + name, is_processes,
                    [run] {
@@ -128,7 +128,7 @@ std::vector<nccl_testing::Case> cases() {
   for (const bool is_processes : {false, true}) {
     add("steps allocate nothing", is_processes, check_allocations);
     add("late streams, noise, budgets", is_processes, [=] { check_trainings(runs, false, 0); });
-    add("from graphs", is_processes, [=] { check_trainings(std::max(1, runs / 5), true, 0); });
+    add("from graphs", is_processes, [=] { check_trainings(std::max(1, runs / 2), true, 0); });
     // Without graphs: their branches would enter the one queue in an order that nobody chooses.
     add("with one hardware queue", is_processes, [=] { check_trainings(std::max(1, runs / 2), false, 1); });
   }

@@ -201,12 +201,14 @@ class Gatherer {
     }
   }
   void fetch(Slot& slot, int unit, const ShardStreams<stream_type>& streams) {
-    if (!slot.arrived) arrive(slot, streams.own);
-    for (const stream_type s : std::array{streams.own, streams.gather}) {
+    // Collectives move everything on one stream; a capture would not get the other one back.
+    const stream_type own = state_->plan.uses_peers(slot.kind) ? streams.own : streams.gather;
+    if (!slot.arrived) arrive(slot, own);
+    for (const stream_type s : std::array{own, streams.gather}) {
       state_->executor.wait(s, slot.released);
       state_->executor.wait(s, weights_written_);
     }
-    state_->transport(slot.kind).gather(slot.index, unit, gathered_part(unit), streams.gather, streams.own);
+    state_->transport(slot.kind).gather(slot.index, unit, gathered_part(unit), streams.gather, own);
     state_->executor.record(slot.gathered, streams.gather);
     slot.unit = slot.travels = unit;
     slot.arrived = false;
