@@ -53,9 +53,6 @@ class BatchWatches final : public train_moe::RoutingWatch {
   std::deque<Watch> watches_;
 };
 using Records = BatchWatches<RoutingRecord>;
-inline Records records_of(const Options& o, int batches) {
-  return {o, batches, [&](auto& list, int) { list.emplace_back(o, o.micro_batches()); }};
-}
 
 /// Each loads code when it is first used, which a step must not.
 template <class TrainerType>
