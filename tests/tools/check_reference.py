@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The reference that Doxygen makes of the headers leaves no public symbol without words.
 
-Public is what stands in namespace pleat, outside of namespaces detail and of the kernels and host leaves, whose contracts are
-with their primary templates. Documented must be each class, concept, enumeration, function, alias and constant there, and each
+Public is what stands in namespace pleat, outside of namespaces detail, of the kernels, and of the leaves that are the default of a
+device, whose contracts are with their primary templates. Documented must be each class, concept, enumeration, function, alias and constant there, and each
 public member function. A comment covers the declarations right below it, up to a blank line; a class's comment covers its
 fields, enumerators, constructors and member types. Members that implement a concept of the library, and the few that mean the
 same in every class, are said once: WORDS. Run: check_reference.py [work folder]. Exit code 77 without Doxygen.
@@ -22,7 +22,7 @@ WORDS = set("""
     make_event record copy copy_2d zero is_idle
     base signal await reachable open
     send take progress is_lost
-    preload cast_copy sum_ranks sum_of_squares
+    preload cast_copy sum_ranks sum_of_squares gate_up down down_backward gate_up_backward weight_gradient
     append append_to name_of coordinate rank_of group groups shard_group replica_group fits_domain
 """.split())
 COVERED = {"variable", "typedef", "enumvalue"}  # of a class, by its comment

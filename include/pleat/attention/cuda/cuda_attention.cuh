@@ -15,6 +15,7 @@ namespace pleat::inline v0 {
 /// Errors: cuda_error C20; shape_error T01, A06 (head dims), A09 (work), A10 (scale).
 template <class Types, class Dims, template <class T, class D> class Kernels = attention_kernel::KernelTable>
 struct CudaAttention {
+  /// As `AttentionForward` says, which is one block of keys.
   static void forward(const AttentionForward& a, cudaStream_t s) {
     dispatch(a, [&]<class T, class D>(std::type_identity<T>, D) {
       const attention_kernel::Forward<T> call = arguments<T>(a);
@@ -25,6 +26,7 @@ struct CudaAttention {
     });
   }
 
+  /// As `AttentionForwardBlocks` says; false, and nothing is done, where no kernel takes the blocks together.
   static bool forward(const AttentionForwardBlocks& a, cudaStream_t s) {
     bool is_taken = false;
     dispatch(a.call, [&]<class T, class D>(std::type_identity<T>, D) {
@@ -38,6 +40,7 @@ struct CudaAttention {
     return is_taken;
   }
 
+  /// As `AttentionBackward` says.
   static void backward(const AttentionBackward& a, cudaStream_t s) {
     dispatch(a, [&]<class T, class D>(std::type_identity<T>, D) {
       const attention_kernel::Backward<T> call{.extents = extents(a),
@@ -64,6 +67,7 @@ struct CudaAttention {
     });
   }
 
+  /// delta [batch, q_heads, tokens] of each row: the dot product of out and dout.
   static void delta(const TensorRef& delta, const TensorRef& out, const TensorRef& dout, cudaStream_t s) {
     if (out.elems() == 0) return;
     dispatch_dtype(Types{}, out.dtype(), [&]<class T>(std::type_identity<T>) {
@@ -75,6 +79,7 @@ struct CudaAttention {
     });
   }
 
+  /// out = the sum of one or two accumulators' rows, rounded once.
   static void store(const TensorRef& out, std::span<const TensorRef> terms, cudaStream_t s) {
     if (out.elems() == 0) return;
     dispatch_dtype(Types{}, out.dtype(), [&]<class T>(std::type_identity<T>) {

@@ -30,11 +30,13 @@ class CudnnAttention : public CudaAttention<TypeList<bfloat16, float16>, HeadDim
  public:
   CudnnAttention() : state_(std::make_shared<State>()) {}
 
+  /// Plans for calls like this one, forward or backward: of its extents, strides, mask and scale.
   void prepare(const AttentionForward& a) const { prepare_all(a); }
   void prepare(const AttentionBackward& a) const { prepare_all(a); }
   /// Of device memory, for what has been prepared.
   std::size_t workspace_bytes() const { return state_->workspace.size_bytes(); }
 
+  /// As `AttentionForward` and `AttentionBackward` say, of what has been prepared.
   void forward(const AttentionForward& a, cudaStream_t s) const {
     dispatch_dtype(Types{}, a.q.dtype(), [&]<class T>(std::type_identity<T>) { forward_as<T>(a, s); });
   }

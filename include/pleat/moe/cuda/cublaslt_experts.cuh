@@ -47,6 +47,7 @@ PLEAT_KERNEL void swiglu_rows_backward_kernel(const T* gate, const T* up, T* dga
 class CublasLtExperts {
  public:
   static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+  /// Of host memory, for the experts' offsets.
   static std::size_t pinned_bytes(const ExpertPlan& plan) {
     Carver host;
     take_starts(plan, host);
