@@ -57,6 +57,7 @@ class ExpertBlock {
     options.router.renormalize = m.renormalize;
     options.router.force_balance = o.force_balance;
     options.dispatch.transport = o.transport;
+    options.dispatch.loopback = o.loopback;
     options.dispatch.row_alignment = Backend::row_alignment;
     const LayerShape shape{.max_tokens = std::max<std::int64_t>(tokens, 1),
                            .hidden = m.hidden,
@@ -108,36 +109,49 @@ class ExpertBlock {
 
   const Plan& plan() const { return plan_; }
 
-  /// out [rows, hidden] = residual + experts(x), overwritten. `ids` [rows, top_k] decide, where they are given.
-  /// *balance += this rank's part of the load-balance loss of `layer`, one of the block's.
-  void forward(const Lane<Backend>& lane, int layer, std::int64_t rows, const pleat::moe::StepTokens* step_tokens,
-               const pleat::fsdp::UnitView& w, T* x, A* logits, std::int32_t* ids, Activations& a, T* residual, T* out,
-               double* balance) {
+  /// out [rows, hidden] = residual + experts(x), overwritten, in the three parts of moe::Layer. `ids` [rows, top_k]
+  /// decide, where they are given. *balance += this rank's part of the load-balance loss of `layer`, one of the
+  /// block's, by the end of the third.
+  void forward_send(const Lane<Backend>& lane, int layer, std::int64_t rows, const pleat::moe::StepTokens* step_tokens,
+                    T* x, A* logits, std::int32_t* ids, Activations& a, double* balance) {
     typename Layer::Choice choice;
     if (ids != nullptr) choice.ids = matrix(ids, rows, plan_.model.top_k);
-    layer_->forward(lane.streams, matrix(x, rows, plan_.model.hidden), matrix(logits, rows, plan_.model.experts),
-                    weights(w), *a.saved, matrix(out, rows, plan_.model.hidden), choice,
-                    matrix(residual, rows, plan_.model.hidden));
+    layer_->forward_send(lane.streams, matrix(x, rows, plan_.model.hidden), matrix(logits, rows, plan_.model.experts),
+                         *a.saved, choice);
     if (plan_.balanced_layers == 0) return;
-    balances_[static_cast<std::size_t>(layer)].forward(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences,
-                                                       step_tokens, dprobs(a), tensor_of<Backend>(balance, {1}));
+    loss(layer).begin(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences, step_tokens, dprobs(a),
+                      tensor_of<Backend>(balance, {1}));
+  }
+  void forward_experts(const Lane<Backend>& lane, std::int64_t rows, const pleat::fsdp::UnitView& w, T* x,
+                       Activations& a) {
+    layer_->forward_experts(lane.streams, matrix(x, rows, plan_.model.hidden), weights(w), *a.saved);
+  }
+  void forward_receive(const Lane<Backend>& lane, int layer, std::int64_t rows, Activations& a, T* residual, T* out) {
+    layer_->forward_receive(lane.streams, *a.saved, matrix(out, rows, plan_.model.hidden),
+                            matrix(residual, rows, plan_.model.hidden));
+    if (plan_.balanced_layers != 0) loss(layer).end(lane.streams);
   }
 
   /// d [rows, hidden] of the output -> dx [rows, hidden] and dlogits [rows, experts], overwritten, and the gradients of
-  /// the experts' parameters.
-  void backward(const Lane<Backend>& lane, std::int64_t rows, const T* d, const pleat::fsdp::UnitView& w,
-                Gradient& gradient, A* logits, Activations& a, T* dx, A* dlogits) {
-    const auto [dweights, add] = targets(gradient);
-    layer_->backward(lane.streams, matrix(const_cast<T*>(d), rows, plan_.model.hidden),
-                     matrix(logits, rows, plan_.model.experts), weights(w), dprobs_or_none(a), *a.saved,
-                     matrix(dx, rows, plan_.model.hidden), matrix(dlogits, rows, plan_.model.experts), dweights, add);
+  /// the experts' parameters, in the three parts of moe::Layer.
+  void backward_send(const Lane<Backend>& lane, std::int64_t rows, const T* d, Activations& a) {
+    layer_->backward_send(lane.streams, gradients(d, rows), *a.saved);
   }
-  /// The same in two halves.
+  void backward_experts(const Lane<Backend>& lane, std::int64_t rows, const T* d, const pleat::fsdp::UnitView& w,
+                        Gradient& gradient, Activations& a) {
+    const auto [dweights, add] = targets(gradient);
+    layer_->backward_experts(lane.streams, gradients(d, rows), weights(w), *a.saved, dweights, add);
+  }
+  void backward_receive(const Lane<Backend>& lane, std::int64_t rows, A* logits, Activations& a, T* dx, A* dlogits) {
+    layer_->backward_receive(lane.streams, matrix(logits, rows, plan_.model.experts), dprobs_or_none(a), *a.saved,
+                             matrix(dx, rows, plan_.model.hidden), matrix(dlogits, rows, plan_.model.experts));
+  }
+  /// The same in two halves, each a whole.
   void input_backward(const Lane<Backend>& lane, std::int64_t rows, const T* d, const pleat::fsdp::UnitView& w,
                       A* logits, Activations& a, const Deferred& deferred, T* dx, A* dlogits) {
-    layer_->input_backward(lane.streams, matrix(const_cast<T*>(d), rows, plan_.model.hidden),
-                           matrix(logits, rows, plan_.model.experts), weights(w), dprobs_or_none(a), *a.saved, deferred,
-                           matrix(dx, rows, plan_.model.hidden), matrix(dlogits, rows, plan_.model.experts));
+    layer_->input_backward(lane.streams, gradients(d, rows), matrix(logits, rows, plan_.model.experts), weights(w),
+                           dprobs_or_none(a), *a.saved, deferred, matrix(dx, rows, plan_.model.hidden),
+                           matrix(dlogits, rows, plan_.model.experts));
   }
   void weight_backward(const Lane<Backend>& lane, Gradient& gradient, Activations& a, const Deferred& deferred) {
     const auto [dweights, add] = targets(gradient);
@@ -163,6 +177,10 @@ class ExpertBlock {
     const auto up = gradient.write(mlp_param::up);
     const auto down = gradient.write(mlp_param::down);
     return {{gate.tensor, up.tensor, down.tensor}, gate.accumulate};
+  }
+  Balance& loss(int layer) { return balances_[static_cast<std::size_t>(layer)]; }
+  pleat::TensorRef gradients(const T* d, std::int64_t rows) const {
+    return matrix(const_cast<T*>(d), rows, plan_.model.hidden);
   }
   template <class Element>
   static pleat::TensorRef matrix(Element* data, std::int64_t rows, std::int64_t columns) {

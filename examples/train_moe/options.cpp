@@ -130,6 +130,9 @@ std::vector<Flag> flags_of(Options& o) {
          o.transport = parse_choice<pleat::Transport>(
              "--transport", v, {{"peer", pleat::Transport::peer}, {"collective", pleat::Transport::collective}});
        }},
+      toggle(o.loopback, "--loopback",
+             "rows of experts come back instead of going to other ranks: what a step takes but for their transfers; "
+             "what is learned means nothing"),
       toggle(o.force_balance, "--force-balance", "tokens take experts in turn, whatever the router says"),
       number(o.capacity, "--capacity",
              "rows that experts have room for, in multiples of balanced routing; 0: any routing", not_negative),

@@ -81,6 +81,7 @@ struct Options {
   bool force_balance = false;
   double capacity = 0;  // of a rank's experts, in multiples of a balanced routing; 0: any routing
   pleat::Transport transport = pleat::Transport::peer;
+  bool loopback = false;  // of experts' rows
   int prefetch = 1;
   std::uint64_t seed = 1;
   bool perturb = false;  // initial parameters, by a unit in the last place

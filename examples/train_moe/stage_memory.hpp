@@ -100,6 +100,8 @@ struct StagePass {
   T* input_gradient;
 
   std::int64_t rows() const { return batch->rows(); }
+  /// Whether a step of a backward pass is that of the head.
+  bool is_head(int step) const { return units->head >= 0 && step == 0; }
   int layers() const { return static_cast<int>(slot->layers.size()); }
   typename Memory::LayerActivations& layer(int i) const { return slot->layers[static_cast<std::size_t>(i)]; }
   const LayerUnits& layer_units(int i) const { return units->layers[static_cast<std::size_t>(i)]; }

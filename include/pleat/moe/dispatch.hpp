@@ -41,7 +41,8 @@ inline auto agreement_of(const DispatchPlan& plan) {
                     PlanField{"row_alignment", options.row_alignment},
                     PlanField{"overflow", options.overflow},
                     PlanField{"max_rows", options.max_rows},
-                    PlanField{"arena_rows", options.arena_rows}};
+                    PlanField{"arena_rows", options.arena_rows},
+                    PlanField{"loopback", options.loopback}};
 }
 }  // namespace detail
 
@@ -86,6 +87,14 @@ class Dispatch {
   template <class X, class Ids, class Weights>
   ExpertRows dispatch(const Streams<stream_type>& streams, const X& x, const Ids& ids, const Weights& weights,
                       DispatchSaved& saved) {
+    dispatch_send(streams, x, ids, weights, saved);
+    return dispatch_receive(streams, x, saved);
+  }
+  /// `dispatch` in two halves, between which other work may stand on `streams.compute` while rows travel, but no other
+  /// call of this operation. All four exchanges have them; the inputs stay as they are until the second.
+  template <class X, class Ids, class Weights>
+  void dispatch_send(const Streams<stream_type>& streams, const X& x, const Ids& ids, const Weights& weights,
+                     DispatchSaved& saved) {
     const TensorRef in = dense("x", x, plan_.shape.dtype, kind, {any_extent, plan_.shape.hidden});
     const TensorRef chosen = dense("ids", ids, DType::i32, kind, {in.extent(0), plan_.shape.k});
     const TensorRef w = dense("weights", weights, plan_.accumulator(), kind, {in.extent(0), plan_.shape.k});
@@ -96,9 +105,9 @@ class Dispatch {
     saved.tokens = in.extent(0);
     saved.planned_tokens = plan_.planned(saved.tokens);
     const auto* chosen_ids = chosen.template as<std::int32_t>();
-    const int rank = ep_.rank();
     const auto plan_sends = [&] {
-      leaf::plan_sends(plan_, rank, saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_, status_, s);
+      leaf::plan_sends(plan_, ep_.rank(), saved.tokens, saved.planned_tokens, chosen_ids, saved.record, scratch_,
+                       status_, s);
     };
     const bool is_planned_first = !plan_.sends_all();
     if (is_planned_first) plan_sends();
@@ -112,6 +121,17 @@ class Dispatch {
           leaf::pack_headers(plan_, saved.planned_tokens, chosen_ids, w.data(), saved.record, out, s);
           transport.send_headers(s);
           if (is_planned_first) send_rows(transport, RowKind::token, in.data(), saved, out, streams);
+        },
+        rows_);
+  }
+  template <class X>
+  ExpertRows dispatch_receive(const Streams<stream_type>& streams, const X& x, DispatchSaved& saved) {
+    saved.expect_filled("dispatch_receive", plan_);
+    const TensorRef in = token_rows("x", x, saved);
+    const stream_type s = streams.compute;
+    const int rank = ep_.rank();
+    std::visit(
+        [&](row_transport auto& transport) {
           leaf::plan_rows(plan_, rank, transport.receive_headers(saved, s), saved.record, scratch_, status_, s);
           leaf::expand(plan_, SourceRows::own(rank, in.data()), saved.record, s);
           if (plan_.ranks > 1) {
@@ -137,20 +157,21 @@ class Dispatch {
   template <class Out, class Y, class Residual = TensorRef>
   void combine(const Streams<stream_type>& streams, const Out& expert_out, DispatchSaved& saved, const Y& y,
                const Residual& residual = {}) {
+    expect_combined(saved, y, residual);
+    combine_send(streams, expert_out, saved);
+    combine_receive(streams, saved, y, residual);
+  }
+  template <class Out>
+  void combine_send(const Streams<stream_type>& streams, const Out& expert_out, DispatchSaved& saved) {
     saved.expect_filled("combine", plan_);
     const TensorRef out = expert_rows("expert_out", expert_out);
-    const TensorRef result = token_rows("y", y, saved);
-    const TensorRef first =
-        dense_or_absent("residual", residual, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden});
-    const stream_type s = streams.compute;
-    exchange(
-        RowKind::result, saved, s,
-        [&](const RowTable& rows) { leaf::sum_experts(plan_, out.data(), true, saved.record, rows, s); },
-        [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, first.data(), result.data(), nullptr,
-                            status_, s);
-        });
-    zero_unplanned(result, saved, s);
+    send_sums(RowKind::result, out, saved, streams.compute);
+  }
+  template <class Y, class Residual = TensorRef>
+  void combine_receive(const Streams<stream_type>& streams, DispatchSaved& saved, const Y& y,
+                       const Residual& residual = {}) {
+    const auto [result, first] = expect_combined(saved, y, residual);
+    receive_sums(RowKind::result, saved, first.data(), result, nullptr, status_, streams.compute);
   }
 
   /// dy [tokens, hidden] dtype -> dexpert_out [capacity_rows, hidden] dtype: weight * dy of each row's token, pad rows
@@ -159,6 +180,26 @@ class Dispatch {
   void combine_backward(const Streams<stream_type>& streams, const DY& dy, const Out& expert_out, DispatchSaved& saved,
                         const DOut& dexpert_out) {
     saved.expect_filled("combine_backward", plan_);
+    expert_rows("expert_out", expert_out);
+    expert_rows("dexpert_out", dexpert_out);
+    combine_backward_send(streams, dy, saved);
+    combine_backward_receive(streams, dy, expert_out, saved, dexpert_out);
+  }
+  template <class DY>
+  void combine_backward_send(const Streams<stream_type>& streams, const DY& dy, DispatchSaved& saved) {
+    saved.expect_filled("combine_backward", plan_);
+    const TensorRef in = token_rows("dy", dy, saved);
+    std::visit(
+        [&](row_transport auto& transport) {
+          const RowTable out = transport.open(RowKind::gradient, saved, streams.compute);
+          send_rows(transport, RowKind::gradient, in.data(), saved, out, streams);
+        },
+        rows_);
+  }
+  template <class DY, class Out, class DOut>
+  void combine_backward_receive(const Streams<stream_type>& streams, const DY& dy, const Out& expert_out,
+                                DispatchSaved& saved, const DOut& dexpert_out) {
+    saved.expect_filled("combine_backward", plan_);
     const TensorRef in = token_rows("dy", dy, saved);
     const TensorRef out = expert_rows("expert_out", expert_out);
     const TensorRef dout = expert_rows("dexpert_out", dexpert_out);
@@ -166,8 +207,6 @@ class Dispatch {
     const int rank = ep_.rank();
     std::visit(
         [&](row_transport auto& transport) {
-          const RowTable rows = transport.open(RowKind::gradient, saved, s);
-          send_rows(transport, RowKind::gradient, in.data(), saved, rows, streams);
           leaf::expand_gradient(plan_, SourceRows::own(rank, in.data()), out.data(), saved.record, dout.data(), s);
           if (plan_.ranks > 1) {
             const RowTable came = transport.receive(RowKind::gradient, saved, s);
@@ -183,19 +222,21 @@ class Dispatch {
   template <class DRows, class DX, class DWeights>
   void dispatch_backward(const Streams<stream_type>& streams, const DRows& dexpert_rows, DispatchSaved& saved,
                          const DX& dx, const DWeights& dweights) {
+    expect_returned(saved, dx, dweights);
+    dispatch_backward_send(streams, dexpert_rows, saved);
+    dispatch_backward_receive(streams, saved, dx, dweights);
+  }
+  template <class DRows>
+  void dispatch_backward_send(const Streams<stream_type>& streams, const DRows& dexpert_rows, DispatchSaved& saved) {
     saved.expect_filled("dispatch_backward", plan_);
     const TensorRef drows = expert_rows("dexpert_rows", dexpert_rows);
-    const TensorRef result = token_rows("dx", dx, saved);
-    const TensorRef dw = dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k});
-    const stream_type s = streams.compute;
-    exchange(
-        RowKind::token_gradient, saved, s,
-        [&](const RowTable& rows) { leaf::sum_experts(plan_, drows.data(), false, saved.record, rows, s); },
-        [&](const RowTable& rows) {
-          leaf::sum_sources(plan_, saved.planned_tokens, rows, saved.record, nullptr, result.data(), dw.data(), nullptr,
-                            s);
-        });
-    zero_unplanned(result, saved, s);
+    send_sums(RowKind::token_gradient, drows, saved, streams.compute);
+  }
+  template <class DX, class DWeights>
+  void dispatch_backward_receive(const Streams<stream_type>& streams, DispatchSaved& saved, const DX& dx,
+                                 const DWeights& dweights) {
+    const auto [result, dw] = expect_returned(saved, dx, dweights);
+    receive_sums(RowKind::token_gradient, saved, nullptr, result, dw.data(), nullptr, streams.compute);
   }
 
   /// Gives rows back to the plan's arena, if there is one: once all that reads them is enqueued, in the reverse order
@@ -291,19 +332,45 @@ class Dispatch {
     if (Transport::sends_ahead && plan_.ranks > 1) executor_.wait(s, sent_);
   }
 
-  /// One exchange of results: `write` the rows I send, then `read` those that came.
-  template <class Write, class Read>
-  void exchange(RowKind row_kind, DispatchSaved& saved, stream_type s, const Write& write, const Read& read) {
+  /// One exchange of results, each token's sum over the experts of a rank: those I send, and the sums of those that
+  /// came.
+  void send_sums(RowKind row_kind, const TensorRef& out, DispatchSaved& saved, stream_type s) {
     std::visit(
         [&](row_transport auto& transport) {
-          write(transport.open(row_kind, saved, s));
+          leaf::sum_experts(plan_, out.data(), row_kind == RowKind::result, saved.record,
+                            transport.open(row_kind, saved, s), s);
           transport.send(row_kind, s);
-          read(transport.receive(row_kind, saved, s));
-          transport.release(row_kind, s);
         },
         rows_);
   }
+  void receive_sums(RowKind row_kind, DispatchSaved& saved, const void* first, const TensorRef& result, void* dweights,
+                    DispatchStatus* status, stream_type s) {
+    std::visit(
+        [&](row_transport auto& transport) {
+          leaf::sum_sources(plan_, saved.planned_tokens, transport.receive(row_kind, saved, s), saved.record, first,
+                            result.data(), dweights, status, s);
+          transport.release(row_kind, s);
+        },
+        rows_);
+    zero_unplanned(result, saved, s);
+  }
 
+  /// {y, residual}, checked.
+  template <class Y, class Residual>
+  std::pair<TensorRef, TensorRef> expect_combined(const DispatchSaved& saved, const Y& y,
+                                                  const Residual& residual) const {
+    saved.expect_filled("combine", plan_);
+    const TensorRef result = token_rows("y", y, saved);
+    return {result, dense_or_absent("residual", residual, plan_.shape.dtype, kind, {saved.tokens, plan_.shape.hidden})};
+  }
+  /// {dx, dweights}, checked.
+  template <class DX, class DWeights>
+  std::pair<TensorRef, TensorRef> expect_returned(const DispatchSaved& saved, const DX& dx,
+                                                  const DWeights& dweights) const {
+    saved.expect_filled("dispatch_backward", plan_);
+    const TensorRef result = token_rows("dx", dx, saved);
+    return {result, dense("dweights", dweights, plan_.accumulator(), kind, {saved.tokens, plan_.shape.k})};
+  }
   template <class T>
   TensorRef expert_rows(const char* what, const T& t) const {
     return dense(what, t, plan_.shape.dtype, kind, {plan_.capacity_rows(), plan_.shape.hidden});

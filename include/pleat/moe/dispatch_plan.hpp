@@ -51,6 +51,9 @@ struct DispatchOptions {
   SendBy send_by = SendBy::automatic;
   /// Bounds the multiprocessors that move rows, for what runs beside them; 0: as many as are free.
   int max_ctas = 0;
+  /// For measuring what transfers cost: each rank takes itself for all others, so that what it would write to a peer
+  /// and await of it is its own, and all else is done as ever. Results mean nothing. Needs Transport::peer.
+  bool loopback = false;
 
   friend constexpr bool operator==(const DispatchOptions&, const DispatchOptions&) = default;
 };
@@ -245,6 +248,10 @@ inline DispatchPlan plan(int ranks, const DispatchShape& shape, const DispatchOp
   if (plan.sends_all() && options.transport != Transport::peer) {
     fail<shape_error>("pleat[E14]: send_by=copies with transport=", name_of(options.transport),
                       "; copies write into peers' memory: plan with transport=peer, or with send_by=stores");
+  }
+  if (options.loopback && options.transport != Transport::peer) {
+    fail<shape_error>("pleat[E14]: loopback with transport=", name_of(options.transport),
+                      "; it is rows in windows that loop back: plan with transport=peer, or without loopback");
   }
   constexpr std::int64_t most_rows = 0x7fffffff;
   const std::int64_t elems = shape.hidden < most_elems ? shape.hidden + 4 * std::int64_t{shape.k} + 16 : most_elems;

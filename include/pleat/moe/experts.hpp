@@ -231,6 +231,12 @@ class Experts {
     inner_gradients(streams, dout, offsets, weights, saved, inner);
     row_gradients(streams, offsets, weights, inner, drows);
   }
+  /// In the operation's own scratch: the second half follows before any other call of it.
+  template <class DOut, class Offsets, class DRows>
+  void input_backward(const Streams<stream_type>& streams, const DOut& dout, const Offsets& offsets,
+                      const ExpertMatrices& weights, const ExpertSaved& saved, const DRows& drows) {
+    input_backward(streams, dout, offsets, weights, saved, inner_arrays(saved), drows);
+  }
   /// The second half, at any later time: dweights.
   template <class DOut, class Rows, class Offsets>
   void weight_backward(const Streams<stream_type>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
@@ -245,6 +251,12 @@ class Experts {
     weight_gradient(gradient.data(), plan_.shape.hidden, inner.act, plan_.shape.inner, dweights.down);
     weight_gradient(inner.dgate, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.gate);
     weight_gradient(inner.dup, plan_.shape.inner, in.data(), plan_.shape.hidden, dweights.up);
+  }
+  /// Of the first half that left `inner` in the operation's own scratch.
+  template <class DOut, class Rows, class Offsets>
+  void weight_backward(const Streams<stream_type>& streams, const DOut& dout, const Rows& rows, const Offsets& offsets,
+                       const ExpertSaved& saved, const ExpertMatrices& dweights, bool accumulate) {
+    weight_backward(streams, dout, rows, offsets, inner_arrays(saved), dweights, accumulate);
   }
 
  private:

@@ -48,6 +48,16 @@ class Layer {
   template <class X, class Logits, class Y, class Residual = TensorRef>
   void forward(const Streams<stream_type>& streams, const X& x, const Logits& logits, const ExpertMatrices& weights,
                LayerSaved& saved, const Y& y, const Choice& choice = {}, const Residual& residual = {}) {
+    forward_send(streams, x, logits, saved, choice);
+    forward_experts(streams, x, weights, saved);
+    forward_receive(streams, saved, y, residual);
+  }
+  /// `forward` in three parts, for callers that let other work stand on `streams.compute` while rows travel, but no
+  /// other call of this operation: routes and sends the tokens; computes the experts of what came and sends the
+  /// results; sums those that came. `x` and `residual` stay as they are until the part that takes them.
+  template <class X, class Logits>
+  void forward_send(const Streams<stream_type>& streams, const X& x, const Logits& logits, LayerSaved& saved,
+                    const Choice& choice = {}) {
     const TensorRef in = dense("x", x, plan_.dispatch.shape.dtype, kind, {any_extent, plan_.dispatch.shape.hidden});
     const std::int64_t tokens = in.extent(0);
     dense("logits", logits, plan_.router.accumulator(), kind, {tokens, plan_.router.shape.experts});
@@ -58,27 +68,59 @@ class Layer {
     const std::int64_t planned = plan_.dispatch.planned(tokens);
     name_choice(saved, planned, in.device());
     if (planned == tokens) route(streams, logits, saved, choice);
-    const ExpertRows rows =
-        dispatch_.dispatch(streams, in, choice_array(r.ids, DType::i32, tokens, in.device()),
-                           choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
-    const TensorRef out = expert_rows(r.expert_out, in.device());
-    experts_.forward(streams, rows.rows, rows.offsets, weights, saved.experts, out);
-    dispatch_.combine(streams, out, saved.dispatch, y, residual);
+    dispatch_.dispatch_send(streams, in, choice_array(r.ids, DType::i32, tokens, in.device()),
+                            choice_array(r.weights, plan_.router.accumulator(), tokens, in.device()), saved.dispatch);
+  }
+  template <class X>
+  void forward_experts(const Streams<stream_type>& streams, const X& x, const ExpertMatrices& weights,
+                       LayerSaved& saved) {
+    const ExpertRows rows = dispatch_.dispatch_receive(streams, x, saved.dispatch);
+    experts_.forward(streams, rows.rows, rows.offsets, weights, saved.experts, expert_out(saved));
+    dispatch_.combine_send(streams, expert_out(saved), saved.dispatch);
+  }
+  template <class Y, class Residual = TensorRef>
+  void forward_receive(const Streams<stream_type>& streams, LayerSaved& saved, const Y& y,
+                       const Residual& residual = {}) {
+    dispatch_.combine_receive(streams, saved.dispatch, y, residual);
   }
 
   /// dy [tokens, hidden] dtype -> dx [tokens, hidden] dtype through the experts, dlogits [tokens, experts] acc, both
   /// overwritten, and dweights (accumulate ? += : =) of this rank's experts (ExpertMatrices). logits and weights are
   /// those of the forward call; dprobs [groups, experts] acc, or absent, is the load-balance loss's (losses.hpp). All
   /// sums are plain: a step divides once. The gradient of x by way of the logits is the caller's, who made the logits.
+  /// Gradients take the place of results in `saved`, which wants another forward call before it is given again.
   template <class DY, class Logits, class DProbs, class DX, class DLogits>
   void backward(const Streams<stream_type>& streams, const DY& dy, const Logits& logits, const ExpertMatrices& weights,
                 const DProbs& dprobs, LayerSaved& saved, const DX& dx, const DLogits& dlogits,
                 const ExpertMatrices& dweights, bool accumulate) {
-    const TensorRef drows = row_gradients(saved);
+    backward_send(streams, dy, saved);
+    backward_experts(streams, dy, weights, saved, dweights, accumulate);
+    backward_receive(streams, logits, dprobs, saved, dx, dlogits);
+  }
+  /// `backward` in three parts, as `forward`: sends dy; computes the experts' gradients and sends those of their rows,
+  /// which travel while those of the weights are computed; sums what came.
+  template <class DY>
+  void backward_send(const Streams<stream_type>& streams, const DY& dy, LayerSaved& saved) {
+    dispatch_.combine_backward_send(streams, dy, saved.dispatch);
+  }
+  template <class DY>
+  void backward_experts(const Streams<stream_type>& streams, const DY& dy, const ExpertMatrices& weights,
+                        LayerSaved& saved, const ExpertMatrices& dweights, bool accumulate) {
+    const TensorRef out = expert_out(saved), drows = row_gradients(saved);
     const ExpertRows rows = dispatch_.rows(saved.dispatch);
-    dispatch_.combine_backward(streams, dy, expert_out(saved), saved.dispatch, drows);
-    experts_.backward(streams, drows, rows.rows, rows.offsets, weights, saved.experts, drows, dweights, accumulate);
-    token_gradients(streams, logits, dprobs, drows, saved, dx, dlogits);
+    dispatch_.combine_backward_receive(streams, dy, out, saved.dispatch, out);  // which is read for the last time
+    if (!plan_.sends_before_weights()) {
+      experts_.backward(streams, out, rows.rows, rows.offsets, weights, saved.experts, drows, dweights, accumulate);
+      return dispatch_.dispatch_backward_send(streams, drows, saved.dispatch);
+    }
+    experts_.input_backward(streams, out, rows.offsets, weights, saved.experts, drows);
+    dispatch_.dispatch_backward_send(streams, drows, saved.dispatch);
+    experts_.weight_backward(streams, out, rows.rows, rows.offsets, saved.experts, dweights, accumulate);
+  }
+  template <class Logits, class DProbs, class DX, class DLogits>
+  void backward_receive(const Streams<stream_type>& streams, const Logits& logits, const DProbs& dprobs,
+                        LayerSaved& saved, const DX& dx, const DLogits& dlogits) {
+    receive_token_gradients(streams, logits, dprobs, saved, dx, dlogits);
     release(streams, saved);
   }
   /// `backward` in two halves, for schedules that put the weights' gradients off: the first gives dx and dlogits and
@@ -92,7 +134,8 @@ class Layer {
     dispatch_.combine_backward(streams, dy, expert_out(saved), saved.dispatch, dout);
     experts_.input_backward(streams, dout, dispatch_.rows(saved.dispatch).offsets, weights, saved.experts,
                             deferred.inner, drows);
-    token_gradients(streams, logits, dprobs, drows, saved, dx, dlogits);
+    dispatch_.dispatch_backward_send(streams, drows, saved.dispatch);
+    receive_token_gradients(streams, logits, dprobs, saved, dx, dlogits);
   }
   /// The second half, at any later time: dweights (accumulate ? += : =). Local.
   void weight_backward(const Streams<stream_type>& streams, LayerSaved& saved, const LayerPlan::Deferred& deferred,
@@ -150,13 +193,13 @@ class Layer {
   TensorRef expert_out(const LayerSaved& saved) const {
     return expert_rows(saved.record.expert_out, saved.ids.device());
   }
-  /// From the gradients of the rows to those of the tokens and of their logits.
+  /// The gradients of the tokens and of their logits, from those of the rows that came.
   template <class Logits, class DProbs, class DX, class DLogits>
-  void token_gradients(const Streams<stream_type>& streams, const Logits& logits, const DProbs& dprobs,
-                       const TensorRef& drows, LayerSaved& saved, const DX& dx, const DLogits& dlogits) {
+  void receive_token_gradients(const Streams<stream_type>& streams, const Logits& logits, const DProbs& dprobs,
+                               LayerSaved& saved, const DX& dx, const DLogits& dlogits) {
     const TensorRef dchoice =
         choice_array(scratch_.dweights, plan_.router.accumulator(), saved.dispatch.tokens, saved.ids.device());
-    dispatch_.dispatch_backward(streams, drows, saved.dispatch, dx, dchoice);
+    dispatch_.dispatch_backward_receive(streams, saved.dispatch, dx, dchoice);
     if (!saved.dispatch.is_refused()) {
       return router_.backward(streams, logits, saved.ids, saved.probs, dchoice, dprobs, dlogits);
     }

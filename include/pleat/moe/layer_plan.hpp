@@ -70,6 +70,11 @@ struct LayerPlan {
     const std::size_t bytes = max_scratch(dispatch.footprint(), experts.footprint()).scratch;
     return {rows, weights, {memory.take_bytes(bytes), bytes}};
   }
+  /// Whether a backward pass sends the gradients of rows before it computes those of weights, beside which they travel.
+  /// Collectives do not move rows before they are received; an arena has no place for both gradients of the rows.
+  constexpr bool sends_before_weights() const {
+    return dispatch.options.transport == Transport::peer && !dispatch.has_arena();
+  }
   /// What the first half of a backward pass leaves for the second, where they are apart.
   struct Deferred {
     std::byte* dexpert_out;  // [capacity_rows, hidden] dtype

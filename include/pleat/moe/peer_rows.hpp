@@ -27,15 +27,16 @@ class PeerRows {
     plan.carve_window(symmetric);
     const std::size_t bytes = symmetric.used_bytes();
     for (int p = 0; p < plan.ranks; ++p) {
-      Carver theirs(Block{peers_.base(p), bytes}), mine(Block{peers_.base(peers_.rank()), bytes});
+      const int to = plan.options.loopback ? peers_.rank() : p, as = plan.options.loopback ? p : peers_.rank();
+      Carver theirs(Block{peers_.base(to), bytes}), mine(Block{peers_.base(peers_.rank()), bytes});
       const DispatchWindow remote = plan.carve_window(theirs), local = plan.carve_window(mine);
       for (int way = 0; way < 2; ++way) {
         copied_.bases[way].push_back(remote.rows[way]);
         copied_.bases[2 + way].push_back(local.rows[way]);
-        copied_.counts[way].push_back(remote.counts[way] + peers_.rank());
+        copied_.counts[way].push_back(remote.counts[way] + as);
         copied_.counts[2 + way].push_back(local.counts[way] + p);
       }
-      copied_.first[0].push_back(peers_.rank() * plan.shape.max_tokens);
+      copied_.first[0].push_back(as * plan.shape.max_tokens);
       copied_.first[1].push_back(p * plan.shape.max_tokens);
     }
     const auto copy = [&](auto* to, const auto& from) {
@@ -55,7 +56,7 @@ class PeerRows {
   /// Where to write rows and counts; what follows runs when all peers have read those before.
   RowTable open(RowKind kind, const DispatchSaved&, stream_type s) {
     const int way = static_cast<int>(way_of(kind));
-    pleat::detail::await_peers(peers_, free_channel(way_of(kind)), s);
+    await(free_channel(way_of(kind)), s);
     return {tables_.outgoing[way], tables_.outgoing_first, tables_.outgoing_counts[way], plan_.format(kind)};
   }
 
@@ -63,21 +64,21 @@ class PeerRows {
   void copy_all(RowKind kind, const void* x, std::int64_t tokens, stream_type s) {
     const RowFormat format = plan_.format(kind);
     const std::size_t payload = static_cast<std::size_t>(plan_.shape.hidden) * size_bytes(plan_.shape.dtype);
-    const std::size_t first = static_cast<std::size_t>(copied_.first[0][0]) * format.row_bytes + format.header_bytes;
     for (int distance = 1; distance < plan_.ranks; ++distance) {  // each rank begins with another peer
-      const int peer = (peers_.rank() + distance) % plan_.ranks;
-      executor_.copy_2d(copied_.bases[static_cast<int>(way_of(kind))][static_cast<std::size_t>(peer)] + first,
+      const auto peer = static_cast<std::size_t>((peers_.rank() + distance) % plan_.ranks);
+      const std::size_t first = static_cast<std::size_t>(copied_.first[0][peer]) * format.row_bytes;
+      executor_.copy_2d(copied_.bases[static_cast<int>(way_of(kind))][peer] + first + format.header_bytes,
                         format.row_bytes, x, payload, payload, static_cast<std::size_t>(tokens), s);
     }
   }
-  void send_headers(stream_type s) { pleat::detail::signal_peers(peers_, headers_channel, s); }
-  void send(RowKind kind, stream_type s) { pleat::detail::signal_peers(peers_, full_channel(way_of(kind)), s); }
+  void send_headers(stream_type s) { signal(headers_channel, s); }
+  void send(RowKind kind, stream_type s) { signal(full_channel(way_of(kind)), s); }
   RowTable receive_headers(const DispatchSaved&, stream_type s) {
-    pleat::detail::await_peers(peers_, headers_channel, s);
+    await(headers_channel, s);
     return incoming(RowKind::token);
   }
   RowTable receive(RowKind kind, const DispatchSaved&, stream_type s) {
-    pleat::detail::await_peers(peers_, full_channel(way_of(kind)), s);
+    await(full_channel(way_of(kind)), s);
     return incoming(kind);
   }
 
@@ -89,7 +90,14 @@ class PeerRows {
     const int way = static_cast<int>(way_of(kind));
     return {tables_.incoming[way], tables_.incoming_first, tables_.incoming_counts[way], plan_.format(kind)};
   }
-  void grant(Way way, stream_type s) { pleat::detail::signal_peers(peers_, free_channel(way), s); }
+  /// One more signal to every peer, or the next of every peer; where rows loop back, to and of this rank.
+  void signal(int channel, stream_type s) {
+    plan_.options.loopback ? peers_.signal(peers_.rank(), channel, s) : pleat::detail::signal_peers(peers_, channel, s);
+  }
+  void await(int channel, stream_type s) {
+    plan_.options.loopback ? peers_.await(peers_.rank(), channel, s) : pleat::detail::await_peers(peers_, channel, s);
+  }
+  void grant(Way way, stream_type s) { signal(free_channel(way), s); }
   static constexpr int free_channel(Way way) { return 2 * static_cast<int>(way); }
   static constexpr int full_channel(Way way) { return 2 * static_cast<int>(way) + 1; }
   static constexpr int headers_channel = 4;

@@ -195,6 +195,31 @@ TEST_CASE("copies send every token's row to every rank, whatever was routed; unr
   });
 }
 
+TEST_CASE("where rows loop back, a rank takes itself for all that its tokens go to, and waits for nobody") {
+  run_ranks(3, [](ThreadComm& world) {
+    for (const moe::SendBy send_by : {moe::SendBy::stores, moe::SendBy::copies}) {
+      Bench bench(world, {4, 2, 6, 2, DType::f32},
+                  {.transport = Transport::peer, .send_by = send_by, .loopback = true});
+      const int mine = 2 * world.rank(), other = (mine + 2) % 6;
+      // Two here; one here and one elsewhere; none.
+      std::vector<std::int32_t> ids = {mine, mine + 1, other, mine, -1, -1};
+      std::vector<float> x = {1, 2, 3, 4, 5, 6}, weights = {1, 10, 100, 1000, 1, 1};
+      const int rounds = world.rank() == 1 ? 1 : 4;  // the others go on alone
+      for (int round = 0; round < rounds; ++round) {
+        const moe::ExpertRows rows = bench.dispatch(x, ids, weights);
+        std::vector<float> out(rows.rows.as<float>(), rows.rows.as<float>() + 2 * bench.plan.capacity_rows());
+        const bool to_all = send_by == moe::SendBy::copies;
+        const float first = to_all ? 33 : 11, second = to_all ? 3000 : 2000;
+        CHECK(bench.combine(out) == std::vector<float>{first, 2 * first, 3 * second, 4 * second, 0, 0});
+        std::vector<float> drows = bench.expert_array(), dx = bench.token_array(2), dweights = bench.token_array(2);
+        bench.op.combine_backward({}, matrix(x, 2), matrix(out, 2), bench.saved, matrix(drows, 2));
+        bench.op.dispatch_backward({}, matrix(drows, 2), bench.saved, matrix(dx, 2), matrix(dweights, 2));
+        CHECK(dx == std::vector<float>{first, 2 * first, 3 * second, 4 * second, 0, 0});
+      }
+    }
+  });
+}
+
 TEST_CASE("group sizes 0 1 44 127 128 129 0 8 start at multiples of 128") {
   const int sizes[] = {0, 1, 44, 127, 128, 129, 0, 8};
   std::vector<std::int32_t> ids;

@@ -125,6 +125,7 @@ TEST_CASE("what sends rows is the table's choice unless the plan names it") {
                        shape_error);
   CHECK_THROWS_WITH_AS(chosen(2, 8, {.send_by = static_cast<moe::SendBy>(3)}), doctest::Contains("pleat[E14]"),
                        shape_error);
+  CHECK_THROWS_WITH_AS(chosen(2, 8, {.loopback = true}), doctest::Contains("pleat[E14]: loopback"), shape_error);
 }
 
 TEST_CASE("a saved state belongs to its plan, and follows the order of calls") {
