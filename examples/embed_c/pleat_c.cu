@@ -1,4 +1,6 @@
 // pleat_c.h on GPUs: every process is one rank of the job that torchrun, mpirun or srun has started.
+#include <algorithm>
+
 #include <pleat/nccl.cuh>
 
 namespace backend {
@@ -12,6 +14,11 @@ struct Streams {
 };
 template <class F>
 void run(int ranks, F&& f) {
+  if (ranks == 1) {
+    const int place = pleat::LauncherEnvironment::from_process().local_rank;
+    pleat::NcclComm alone = pleat::NcclComm::create(nullptr, place % std::max(1, pleat::cuda_device_count()));
+    return f(alone);
+  }
   pleat::run_nccl_process([&](pleat::NcclComm& world) {
     if (world.size() != ranks) {
       throw std::invalid_argument("pleat_run asks for " + std::to_string(ranks) + " ranks, and the launcher started " +

@@ -6,6 +6,7 @@
 #ifndef PLEAT_C_H
 #define PLEAT_C_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -19,12 +20,14 @@ typedef struct pleat_world pleat_world;
 typedef struct pleat_model pleat_model;
 
 /* Runs `rank(world, user)` as `ranks` ranks: threads on the host; with NCCL this process is one rank of the launcher's
- * job, and `ranks` must be its size. */
+ * job, and `ranks` must be its size, or 1: then every process runs alone. */
 int pleat_run(int ranks, int (*rank)(pleat_world*, void* user), void* user, pleat_error* error);
 int pleat_rank(const pleat_world* world);
 int pleat_size(const pleat_world* world);
 /* The stream of the backend on which the rank's work goes (a cudaStream_t), or a null pointer on the host. */
 void* pleat_stream(const pleat_world* world);
+/* Copies between host memory and that of the backend, either way, after the rank's work so far; waits for it. */
+int pleat_copy(pleat_world* world, void* out, const void* in, size_t bytes, pleat_error* error);
 
 enum { pleat_max_axes = 4, pleat_f32 = 0, pleat_bf16 = 1 };
 typedef struct {

@@ -93,6 +93,13 @@ int pleat_size(const pleat_world* world) {
 void* pleat_stream(const pleat_world* world) {
   return world->streams.raw();
 }
+int pleat_copy(pleat_world* world, void* out, const void* in, size_t bytes, pleat_error* error) {
+  return guarded(error, [&] {
+    const auto s = world->streams.shard().compute;
+    pleat_model::Executor().copy(out, in, bytes, s);
+    world->comm->wait(s);
+  });
+}
 
 int pleat_model_new(pleat_world* world, const pleat_unit* units, int unit_count, const pleat_options* options,
                     pleat_model** model, pleat_error* error) {
