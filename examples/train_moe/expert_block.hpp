@@ -111,25 +111,26 @@ class ExpertBlock {
 
   /// out [rows, hidden] = residual + experts(x), overwritten, in the three parts of moe::Layer. `ids` [rows, top_k]
   /// decide, where they are given. *balance += this rank's part of the load-balance loss of `layer`, one of the
-  /// block's, by the end of the third.
-  void forward_send(const Lane<Backend>& lane, int layer, std::int64_t rows, const pleat::moe::StepTokens* step_tokens,
-                    T* x, A* logits, std::int32_t* ids, Activations& a, double* balance) {
+  /// block's: its counts are summed at the end of the third, since NCCL's kernels keep multiprocessors from products
+  /// that are made for all of them.
+  void forward_send(const Lane<Backend>& lane, std::int64_t rows, T* x, A* logits, std::int32_t* ids, Activations& a) {
     typename Layer::Choice choice;
     if (ids != nullptr) choice.ids = matrix(ids, rows, plan_.model.top_k);
     layer_->forward_send(lane.streams, matrix(x, rows, plan_.model.hidden), matrix(logits, rows, plan_.model.experts),
                          *a.saved, choice);
-    if (plan_.balanced_layers == 0) return;
-    loss(layer).begin(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences, step_tokens, dprobs(a),
-                      tensor_of<Backend>(balance, {1}));
   }
   void forward_experts(const Lane<Backend>& lane, std::int64_t rows, const pleat::fsdp::UnitView& w, T* x,
                        Activations& a) {
     layer_->forward_experts(lane.streams, matrix(x, rows, plan_.model.hidden), weights(w), *a.saved);
   }
-  void forward_receive(const Lane<Backend>& lane, int layer, std::int64_t rows, Activations& a, T* residual, T* out) {
+  void forward_receive(const Lane<Backend>& lane, int layer, std::int64_t rows,
+                       const pleat::moe::StepTokens* step_tokens, Activations& a, T* residual, T* out,
+                       double* balance) {
     layer_->forward_receive(lane.streams, *a.saved, matrix(out, rows, plan_.model.hidden),
                             matrix(residual, rows, plan_.model.hidden));
-    if (plan_.balanced_layers != 0) loss(layer).end(lane.streams);
+    if (plan_.balanced_layers == 0) return;
+    balances_[static_cast<std::size_t>(layer)].forward(lane.streams, a.saved->ids, a.saved->probs, plan_.sequences,
+                                                       step_tokens, dprobs(a), tensor_of<Backend>(balance, {1}));
   }
 
   /// d [rows, hidden] of the output -> dx [rows, hidden] and dlogits [rows, experts], overwritten, and the gradients of
@@ -178,7 +179,6 @@ class ExpertBlock {
     const auto down = gradient.write(mlp_param::down);
     return {{gate.tensor, up.tensor, down.tensor}, gate.accumulate};
   }
-  Balance& loss(int layer) { return balances_[static_cast<std::size_t>(layer)]; }
   pleat::TensorRef gradients(const T* d, std::int64_t rows) const {
     return matrix(const_cast<T*>(d), rows, plan_.model.hidden);
   }

@@ -94,8 +94,7 @@ class LayerSteps {
     });
     if (!routes) return;
     std::int32_t* const ids = routing_.decided(units.layer, pass.batch->host, a.attention.logits, lane.stream());
-    experts_of(lane).forward_send(lane, pass.first_layer + i, pass.rows(), step_tokens_, a.attention.second_in,
-                                  a.attention.logits, ids, a.experts, &sums_->aux_loss);
+    experts_of(lane).forward_send(lane, pass.rows(), a.attention.second_in, a.attention.logits, ids, a.experts);
     routing_.observe(units.layer, pass.batch->host, a.experts.saved->ids.data(), lane.stream());
   }
   /// Experts of the tokens that came; sends their results.
@@ -117,7 +116,8 @@ class LayerSteps {
     T* const out = pass.output_of(i);
     const bool routes = units.experts >= 0;
     if (routes) {
-      experts_of(lane).forward_receive(lane, pass.first_layer + i, pass.rows(), a.experts, a.attention.middle, out);
+      experts_of(lane).forward_receive(lane, pass.first_layer + i, pass.rows(), step_tokens_, a.experts,
+                                       a.attention.middle, out, &sums_->aux_loss);
     }
     if (units.mlp >= 0) {
       parameters_->with_unit(lane.index, units.mlp, [&](const auto& w) {
