@@ -1,6 +1,4 @@
 // pleat_c.h on GPUs: every process is one rank of the job that torchrun, mpirun or srun has started.
-#include <algorithm>
-
 #include <pleat/nccl.cuh>
 
 namespace backend {
@@ -15,8 +13,7 @@ struct Streams {
 template <class F>
 void run(int ranks, F&& f) {
   if (ranks == 1) {
-    const int place = pleat::LauncherEnvironment::from_process().local_rank;
-    pleat::NcclComm alone = pleat::NcclComm::create(nullptr, place % std::max(1, pleat::cuda_device_count()));
+    pleat::NcclComm alone = pleat::NcclComm::create(nullptr, pleat::CudaExecutor().device().index);
     return f(alone);
   }
   pleat::run_nccl_process([&](pleat::NcclComm& world) {

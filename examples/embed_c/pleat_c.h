@@ -20,7 +20,7 @@ typedef struct pleat_world pleat_world;
 typedef struct pleat_model pleat_model;
 
 /* Runs `rank(world, user)` as `ranks` ranks: threads on the host; with NCCL this process is one rank of the launcher's
- * job, and `ranks` must be its size, or 1: then every process runs alone. */
+ * job, and `ranks` must be its size, or 1: then the process runs alone, on its current GPU. */
 int pleat_run(int ranks, int (*rank)(pleat_world*, void* user), void* user, pleat_error* error);
 int pleat_rank(const pleat_world* world);
 int pleat_size(const pleat_world* world);
