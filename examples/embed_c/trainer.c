@@ -1,5 +1,5 @@
-/* A trainer in plain C, sharded: y = W2 tanh(W1 x), fitted to the sine of sums of x by the ranks together. It computes on
- * the host, and takes weights and gives gradients wherever the backend has them.
+/* A trainer in plain C, sharded: y = W2 tanh(W1 x), fitted to the sine of sums of x by the ranks together. It computes
+ * on the host, and takes weights and gives gradients wherever the backend has them.
  * Run: embed_c <ranks>. Every rank takes its part of the batch; the losses do not depend on how many there are. */
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares pleat_torch.py with torch's own attention and with a plain mixture of experts, outputs and gradients, with times.
+"""Compares pleat_torch.py with torch's own attention and a plain mixture of experts, outputs and gradients, with times.
 
 Run: check.py (one GPU), or torchrun --nproc-per-node <GPUs> check.py, or check.py --ranks <GPUs>, which calls torchrun.
 Exit code 77 without PyTorch or that many GPUs.
