@@ -1,9 +1,10 @@
 // ring_attention_bench: ring attention on several GPUs, by copies into mapped memory and by NCCL, beside the same
-// rectangles with nothing transferred. TFLOP/s per GPU count the pairs that are seen. Both ways must give the same
-// bits. Packed documents, of lengths drawn by the seed, stand beside one document of as many operations.
+// rectangles with nothing transferred and one GPU with as many operations of one sequence of its own. TFLOP/s per GPU
+// count the pairs that are seen. Both ways must give the same bits. Packed documents, of lengths drawn by the seed,
+// stand beside one document of as many operations.
 //
 //   ring_attention_bench [--ranks <number>] [--quick] [--mode threads|processes] [--json <file>] [--check] [--seed
-//   <number>] [--rows <some of: 16k,packed,32k,64k,128k,latents and names of heads as printed>]
+//   <number>] [--rows <some of: local,16k,packed,32k,64k,128k,latents and names of heads as printed>]
 //
 // Exit code 77 where there are fewer GPUs than ranks (two); 1 when bits differ or time is up; 3 with --check when a bar
 // is missed. The same rows of PyTorch: peers/context_parallel.py.
@@ -21,6 +22,8 @@
 #include "../comm_bench/site.cuh"
 #include "../gpu_ranks.hpp"
 #include "latents.cuh"
+#include "local.cuh"
+#include "no_transfers.hpp"
 
 template <>
 struct pleat::attention_leaf<pleat::cuda_device>
@@ -64,36 +67,6 @@ namespace {
 using namespace pleat;
 using comm_bench::Report;
 using comm_bench::Site;
-
-/// A transport that moves nothing: every block is the own one.
-class NoTransfers {
- public:
-  NoTransfers(int rank, const ring::KeyValueBlock& sums, const ring::KeyValueBlock& gathered)
-      : rank_(rank), sums_(sums), gathered_(gathered) {}
-  using StreamPair = Streams<cudaStream_t>;
-  void open(const ring::Work& work, const ring::KeyValueBlock& own, const StreamPair&) { work_ = &work, own_ = own; }
-  void post(int, const StreamPair&) {}
-  void arrive(int, const StreamPair&) {}
-  ring::KeyValueBlock part(int, TokenSpan keys) const { return ring::detail::rows_of(own_, keys); }
-  void release(int, const StreamPair&) {}
-  ring::KeyValueBlock sums(int) const { return sums_; }
-  void arrive_sums(int, int, const StreamPair&) {}
-  void pass(int, int, const StreamPair&) {}
-  void drop_sums(const StreamPair&) {}
-  void close(const StreamPair&) {}
-
-  void gather(const StreamPair&) {}
-  Arrivals arrivals(const StreamPair&) const { return {}; }
-  ring::KeyValueBlock gathered() const { return gathered_; }
-  ring::KeyValueBlock gathered_part(int step, TokenSpan keys) const { return part(step, keys); }
-  void end_arrivals(const StreamPair&) {}
-  void release_gathered(const StreamPair&) {}
-
- private:
-  int rank_;
-  ring::KeyValueBlock sums_, gathered_, own_;
-  const ring::Work* work_ = nullptr;
-};
 
 struct Heads {
   const char* name;
@@ -149,10 +122,7 @@ class Rank {
                      collective = plan_of(Transport::collective, Launches::per_step),
                      at_once = plan_of(Transport::peer, Launches::one);
     const std::int64_t local = peer.local_tokens(site_.rank());
-    const Tensors t{tensor(local, heads.q, heads.qk_dim),  tensor(local, heads.kv, heads.qk_dim),
-                    tensor(local, heads.kv, heads.v_dim),  tensor(local, heads.q, heads.v_dim),
-                    tensor(local, heads.q, heads.v_dim),   tensor(local, heads.q, heads.qk_dim),
-                    tensor(local, heads.kv, heads.qk_dim), tensor(local, heads.kv, heads.v_dim)};
+    const Tensors t = tensors(heads, local);
     const CudaBuffer scratch(collective.footprint().scratch);
     const Streams<cudaStream_t> s{site_.s, site_.side};
 
@@ -170,10 +140,10 @@ class Rank {
     const auto other_k = tensor(local * (site_.ranks() - 1), heads.kv, heads.qk_dim),
                other_v = tensor(local * (site_.ranks() - 1), heads.kv, heads.v_dim);
     Carver slots(scratch.block());
-    NoTransfers nothing(site_.rank(),
-                        ring::detail::block_of(ring::detail::take_slots(slots, collective).sums[0], collective, local,
-                                               DType::f32, t.q.ref.device()),
-                        {other_k.ref, other_v.ref});
+    ring_attention_bench::NoTransfers nothing(
+        ring::detail::block_of(ring::detail::take_slots(slots, collective).sums[0], collective, local, DType::f32,
+                               t.q.ref.device()),
+        {other_k.ref, other_v.ref});
     const Alone alone(collective, ways[1], site_.rank(), scratch.block(), s.compute),
         alone_at_once(at_once, ways[2], site_.rank(), scratch.block(), s.compute);
 
@@ -186,29 +156,60 @@ class Rank {
       forwards.emplace_back([&, one] { one->schedule.forward(nothing, s, one->work, one->tensors(t)); });
     }
     backwards.emplace_back([&] { alone.schedule.backward(nothing, s, alone.work, alone.tensors(t), t.gradients()); });
+    // As many operations on one GPU, of a sequence of its own.
+    std::optional<OnOneGpu> one;
+    if (stream.cu_seqlens.empty()) {
+      const double tokens = static_cast<double>(stream.tokens) / std::sqrt(site_.ranks());
+      one.emplace(tensors(heads, std::lround(tokens / 128) * 128), s.compute);
+      forwards.emplace_back([&] { one->local.forward(s.compute); });
+      backwards.emplace_back([&] { one->local.backward(true, s.compute); });
+    }
     const std::vector<double> forward = in_turn(forwards), backward = in_turn(backwards);
-    const double alone_us = forward[forward.size() - 2], at_once_alone_us = forward.back();
+    const double alone_us = forward[ways.size()], at_once_alone_us = forward[ways.size() + 1],
+                 backward_alone_us = backward[ways.size() - 1];
 
     const std::vector<double> of_ranks = pairs_of_ranks(peer.spans, peer.shape.cu_seqlens, true);
     const double pairs = std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0) * heads.q / site_.ranks();
-    const double forward_flops = 2 * pairs * (heads.qk_dim + heads.v_dim),
-                 backward_flops = 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim);
+    const double there = forward_flops(heads, pairs), back = backward_flops(heads, pairs);
     const std::string name = std::string(heads.name) + " " + stream.name;
-    const Rates rates{add(name, "forward by copies", forward_flops, forward[0], alone_us, bars.forward),
-                      add(name, "backward by copies", backward_flops, backward[0], backward.back(), bars.backward),
-                      add(name, "forward at once", forward_flops, forward[2], at_once_alone_us, bars.at_once)};
+    const Rates rates{add(name, "forward by copies", there, forward[0], alone_us, bars.forward),
+                      add(name, "backward by copies", back, backward[0], backward_alone_us, bars.backward),
+                      add(name, "forward at once", there, forward[2], at_once_alone_us, bars.at_once)};
+    if (one) {
+      report_.line("%43s one GPU with a sequence of %lld: forward %.0f, backward %.0f TFLOP/s", "",
+                   static_cast<long long>(one->t.q.ref.extent(1)),
+                   forward_flops(heads, one->pairs()) / forward.back() / 1e6,
+                   backward_flops(heads, one->pairs()) / backward.back() / 1e6);
+    }
     report_.add({name, "forward by NCCL", 0, forward[1], 0, alone_us});
-    report_.add({name, "backward by NCCL", 0, backward[1], 0, backward.back()});
+    report_.add({name, "backward by NCCL", 0, backward[1], 0, backward_alone_us});
     if (ctas_beside_nccl > 0) {
       const std::string way = "by NCCL, " + std::to_string(ctas_beside_nccl) + " CTAs";
       report_.add({"  forward", way, 0, forward[3], 0, alone_us});
-      report_.add({"  backward", way, 0, backward[2], 0, backward.back()});
+      report_.add({"  backward", way, 0, backward[2], 0, backward_alone_us});
     }
     if (!stream.cu_seqlens.empty()) {
       report_.line("%43s %zu documents, %s: max/mean work of ranks %.4f (goal 1.02)", "", stream.cu_seqlens.size() - 1,
                    name_of(peer.layout), imbalance(of_ranks));
     }
     return rates;
+  }
+
+  /// The local kernel on all GPUs at once, each with a sequence of its own; backward in a fixed order and in any.
+  void run_local(const Heads& heads, const Stream& stream, const Rates& bars, double any_order_bar) {
+    const OnOneGpu one(tensors(heads, stream.tokens), site_.s);
+    const std::vector<double> us =
+        in_turn({[&] { one.local.forward(site_.s); }, [&] { one.local.backward(true, site_.s); },
+                 [&] { one.local.backward(false, site_.s); }});
+    const auto row = [&](const char* way, double flops, double time, double bar) {
+      std::vector<comm_bench::Bar> held;
+      if (bar > 0) held.push_back({std::to_string(static_cast<int>(bar)) + " TFLOP/s", flops / bar / 1e6});
+      report_.add({std::string(heads.name) + " " + stream.name, way, 0, time, 0, 0}, held);
+      report_.line("%43s %.0f TFLOP/s", "", flops / time / 1e6);
+    };
+    row("forward, one GPU", forward_flops(heads, one.pairs()), us[0], bars.forward);
+    row("backward, one GPU", backward_flops(heads, one.pairs()), us[1], bars.backward);
+    row("  in any order", backward_flops(heads, one.pairs()), us[2], any_order_bar);
   }
 
   /// Packed documents by each split that suits them, held to 0.8 of the rate of one document that takes as many
@@ -269,7 +270,7 @@ class Rank {
     const ring::KeyValueBlock sums = ring::detail::block_of(ring::detail::take_slots(slots, collective).sums[0],
                                                             collective, local, DType::f32, q.ref.device());
     const TensorRef no_values(nullptr, DType::bf16, {1, local, 1, 0}, q.ref.device());
-    NoTransfers nothing(site_.rank(), sums, {});
+    ring_attention_bench::NoTransfers nothing(sums, {});
     const Alone alone(collective, ways[1], site_.rank(), scratch.block(), s.compute);
     const ring::detail::RingTensors tensors{q.ref, {latent.ref, no_values}, out.ref, alone.lse};
     const ring::detail::RingGradients gradients{dout.ref, dq.ref, {dlatent.ref, no_values}};
@@ -278,8 +279,8 @@ class Rank {
     const std::vector<double> forward = in_turn(forwards), backward = in_turn(backwards);
     const double pairs = static_cast<double>(tokens) * static_cast<double>(tokens) / 2 * heads.q / site_.ranks();
     const std::string name = std::string(heads.name) + " latents";
-    add(name, "forward by copies", 2 * pairs * (heads.qk_dim + heads.v_dim), forward[0], forward[2], 0);
-    add(name, "backward by copies", 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim), backward[0], backward[2], 0);
+    add(name, "forward by copies", forward_flops(heads, pairs), forward[0], forward[2], 0);
+    add(name, "backward by copies", backward_flops(heads, pairs), backward[0], backward[2], 0);
     report_.add({name, "forward by NCCL", 0, forward[1], 0, forward[2]});
     report_.add({name, "backward by NCCL", 0, backward[1], 0, backward[2]});
   }
@@ -299,6 +300,20 @@ class Rank {
   struct Tensors {
     Tensor q, k, v, dout, out, dq, dk, dv;
     ring::detail::RingGradients gradients() const { return {dout.ref, dq.ref, {dk.ref, dv.ref}}; }
+  };
+  /// The local kernel and its tensors; forward has run.
+  struct OnOneGpu {
+    OnOneGpu(Tensors of, cudaStream_t s) : t(std::move(of)), local({t.q.ref, t.k.ref, t.v.ref, t.dout.ref, t.out.ref}) {
+      local.forward(s);
+      local.delta(s);
+    }
+    /// Of queries and keys that they see, of all heads.
+    double pairs() const {
+      const auto tokens = static_cast<double>(t.q.ref.extent(1));
+      return tokens * tokens / 2 * static_cast<double>(t.q.ref.extent(2));
+    }
+    Tensors t;
+    ring_attention_bench::Local<attention_leaf<cuda_device>> local;
   };
   /// A plan's operation and its memory.
   struct Way {
@@ -387,6 +402,17 @@ class Rank {
     }
   }
 
+  static double forward_flops(const Heads& heads, double pairs) { return 2 * pairs * (heads.qk_dim + heads.v_dim); }
+  static double backward_flops(const Heads& heads, double pairs) {
+    return 2 * pairs * (3 * heads.qk_dim + 2 * heads.v_dim);
+  }
+
+  Tensors tensors(const Heads& heads, std::int64_t tokens) {
+    return {tensor(tokens, heads.q, heads.qk_dim),  tensor(tokens, heads.kv, heads.qk_dim),
+            tensor(tokens, heads.kv, heads.v_dim),  tensor(tokens, heads.q, heads.v_dim),
+            tensor(tokens, heads.q, heads.v_dim),   tensor(tokens, heads.q, heads.qk_dim),
+            tensor(tokens, heads.kv, heads.qk_dim), tensor(tokens, heads.kv, heads.v_dim)};
+  }
   Tensor tensor(std::int64_t tokens, int heads, int dim) {
     const auto elems = static_cast<std::size_t>(tokens * heads * dim);
     CudaBuffer memory(elems * sizeof(bfloat16));
@@ -423,6 +449,7 @@ int work(NcclComm& world, CudaThreadComm*, const gpu_ranks::Options& options) {
   const auto seed = static_cast<unsigned>(std::stoul(options.value("--seed", "1")));
   const std::string rows = options.value("--rows", options.quick ? "16k" : "");
   const auto wants = [&](const char* row) { return rows.empty() || rows.find(row) != rows.npos; };
+  if (wants("local")) rank.run_local(mha, one_document(16384), {590, 410}, 460);
   if (wants("16k")) rank.run(mha, one_document(16384), {540, 400, 540}, 116);
   if (wants("packed")) rank.run_packed(mha, 65536, seed);
   if (wants("32k")) rank.run(mha, one_document(32768), {560, 440, 560});
