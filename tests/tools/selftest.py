@@ -9,6 +9,7 @@ import unittest
 import check_errors
 import check_includes
 import check_snippets
+import kernel_resources
 
 ONCE = "#pragma once\n"
 CLEAN = {
@@ -127,6 +128,20 @@ class SnippetsNotice(unittest.TestCase):
             found = list(check_snippets.uncompiled({"page.1": "#include <pleat/no.hpp>\n"}, pathlib.Path(folder), "true"))
         for text in ("there is no pleat/no.hpp", "included 0 times", "which no page has"):
             self.assertTrue(any(text in problem for problem in found), text)
+
+
+class ResourcesNotice(unittest.TestCase):
+    def test_spills(self):
+        text = """ptxas info    : Compiling entry function '_Z1av' for 'sm_90a'
+ptxas info    : Function properties for _Z1av
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 16 bytes smem
+ptxas info    : Compiling entry function '_Z1bv' for 'sm_90a'
+ptxas info    : Function properties for _Z1bv
+    88 bytes stack frame, 148 bytes spill stores, 256 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 88 bytes cumulative stack size
+"""
+        self.assertEqual(kernel_resources.kernels(text), [("_Z1av", 40, 0, 0, 16), ("_Z1bv", 255, 148, 256, 0)])
 
 
 if __name__ == "__main__":
