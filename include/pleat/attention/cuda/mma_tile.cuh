@@ -12,6 +12,17 @@ inline constexpr float log2e = 1.4426950408889634f;
 inline constexpr float ln2 = 0.6931471805599453f;
 inline constexpr float minus_infinity = -__builtin_huge_valf();
 
+/// What follows from threadIdx.x is kept in registers, or made anew where it is needed, which costs a few instructions:
+/// for kernels whose sums leave no registers.
+enum class Indices { kept, anew };
+
+template <Indices Are>
+__device__ int thread_index() {
+  int thread = static_cast<int>(threadIdx.x);
+  if constexpr (Are == Indices::anew) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 /// 2^x; 0 for -inf. source: PTX ISA, ex2
 __device__ inline float exp2_of(float x) {
   float y;
@@ -75,6 +86,21 @@ __device__ Left left_of(const Sums& low, const Sums& high) {
            packed<T>(high.at[2], high.at[3])}};
 }
 
+/// Which accumulators of a tile a thread has, when each warp has `warp_rows` rows of it.
+template <Indices Are>
+struct OwnSums {
+  explicit __device__ OwnSums(int warp_rows) {
+    const int thread = thread_index<Are>();
+    lane = thread % 32;
+    warp_row = thread / 32 * warp_rows;
+    column = lane % 4 * 2;
+  }
+  /// The row of elements 2 * half and 2 * half + 1 of the warp's block number `block` of 16 rows.
+  __device__ int row(int block, int half) const { return warp_row + block * 16 + half * 8 + lane / 4; }
+
+  int lane, warp_row, column;
+};
+
 /// Where a lane reads 16 x 16 blocks of a tile from. Rows and columns of a block are multiples of 16; when they are
 /// constants, its address is one xor and an offset away.
 template <int RowBytes, bool IsTransposed, class To>
@@ -108,7 +134,7 @@ struct Blocks {
 /// Rows of `Dim` elements of T in shared memory, in chunks of 16 bytes. A chunk stands at its number xor the row's last
 /// three bits, so that eight rows of one column lie in different banks. `Dim` is a multiple of 64, and the data is
 /// aligned to 128 bytes.
-template <class T, int Rows, int Dim>
+template <class T, int Rows, int Dim, Indices Are>
 class MmaTile {
   static_assert(sizeof(T) == 2 && Dim % 64 == 0 && Rows % 16 == 0);
   static constexpr int chunk_elems = 8, chunks = Dim / chunk_elems, row_bytes = 2 * Dim;
@@ -125,7 +151,7 @@ class MmaTile {
   __device__ void fill(const T* rows, std::int64_t stride, int count, int dim, bool is_aligned) const {
     constexpr int panel = 8, step = Threads / panel;  // a panel of 8 chunks is copied by 8 threads of each row
     static_assert(Rows % step == 0 && step % 8 == 0);
-    const int first_row = static_cast<int>(threadIdx.x) / panel, first_chunk = static_cast<int>(threadIdx.x) % panel;
+    const int thread = thread_index<Are>(), first_row = thread / panel, first_chunk = thread % panel;
     const T* from = rows + first_row * stride + first_chunk * chunk_elems;
     const std::uint32_t to = address(first_row, first_chunk);
     count -= first_row;
@@ -157,21 +183,21 @@ class MmaTile {
 
   /// The blocks of rows `row` and on, as left operands.
   __device__ Blocks<row_bytes, false, Left> left(int row) const {
-    return {address(row + lane() % 16, lane() / 16)};
+    const int lane = thread_index<Are>() % 32;
+    return {address(row + lane % 16, lane / 16)};
   }
   /// The transposed blocks as right operands: rows are their columns.
   __device__ Blocks<row_bytes, false, RightPair> right_transposed() const {
-    return {address(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2)};
+    const int lane = thread_index<Are>() % 32;
+    return {address(lane % 8 + lane / 16 * 8, lane / 8 % 2)};
   }
   /// The blocks as right operands.
   __device__ Blocks<row_bytes, true, RightPair> right() const {
-    return {address(lane() % 16, lane() / 16)};
+    const int lane = thread_index<Are>() % 32;
+    return {address(lane % 16, lane / 16)};
   }
 
  private:
-  static __device__ int lane() {
-    return static_cast<int>(threadIdx.x) % 32;
-  }
   __device__ std::uint32_t address(int row, int chunk) const {
     return data_ + static_cast<std::uint32_t>(row * row_bytes + (chunk ^ (row % 8)) * 16);
   }
@@ -195,6 +221,14 @@ class MmaTile {
 /// Waits for all copies that the thread has started.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/// Starts copying a float to shared memory; 0 where it does not exist.
+__device__ inline void copy_float(float* to, const float* from, bool exists) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(exists ? 4 : 0)
+      : "memory");
 }
 
 /// Two neighbours of a row of accumulators; `count` of them exist. `is_aligned`: both lie in one 8-byte word.

@@ -15,9 +15,11 @@ struct ForwardTiles {
   static constexpr int blocks = queries / warps / 16;  // of 16 rows that a warp has: a loaded key serves all of them
   static constexpr int ctas_per_sm = VDim <= 128 ? 2 : 1;
 
-  using QueryTile = MmaTile<T, queries, QkDim>;
-  using KeyTile = MmaTile<T, keys, QkDim>;
-  using ValueTile = MmaTile<T, keys, VDim>;
+  static constexpr Indices indices = VDim == 128 ? Indices::anew : Indices::kept;
+
+  using QueryTile = MmaTile<T, queries, QkDim, indices>;
+  using KeyTile = MmaTile<T, keys, QkDim, indices>;
+  using ValueTile = MmaTile<T, keys, VDim, indices>;
   static constexpr int shared_bytes = QueryTile::bytes + KeyTile::bytes + ValueTile::bytes;
 };
 
@@ -25,39 +27,29 @@ template <class T, int QkDim, int VDim>
 PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, ForwardTiles<T, QkDim, VDim>::ctas_per_sm)
     portable_forward_kernel(const __grid_constant__ Forward<T> a, const Alignment alignment) {
   using Tiles = ForwardTiles<T, QkDim, VDim>;
-  constexpr int blocks = Tiles::blocks, threads = Tiles::threads, keys = Tiles::keys;
+  constexpr int blocks = Tiles::blocks, threads = Tiles::threads, keys = Tiles::keys, warp_rows = 16 * blocks;
   extern __shared__ __align__(128) std::byte shared[];
   const typename Tiles::QueryTile q_tile(shared);
   const typename Tiles::KeyTile k_tile(shared + Tiles::QueryTile::bytes);
   const typename Tiles::ValueTile v_tile(shared + Tiles::QueryTile::bytes + Tiles::KeyTile::bytes);
-
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * blocks;  // in the tile
-  const int row_in_block = lane / 4, column_in_pair = lane % 4 * 2;
-  const auto q_blocks = q_tile.left(warp_row);
-  const auto k_blocks = k_tile.right_transposed();
-  const auto v_blocks = v_tile.right();
   const float scale = log2_scale(a.scale);
 
   const Extents& x = a.extents;
-  const auto q_tiles = static_cast<int>((x.q_tokens + Tiles::queries - 1) / Tiles::queries);
-  for_each_tile(q_tiles, x.batch, x.q_heads, true, [&](int tile, int batch, int head) {
-    const int kv_head = head / (x.q_heads / x.kv_heads);
-    const std::int64_t q_begin = static_cast<std::int64_t>(tile) * Tiles::queries;
-    const int rows = clamped(x.q_tokens - q_begin, 0, Tiles::queries);
-    const auto meets = [&](const Rectangle& r) { return SeenKeys(r, q_begin, rows).seen_by_any(0, rows) > 0; };
-
-    if (!a.first && !a.last && !meets_any(a.work, meets)) return;
+  for_each_tile<Tiles::queries>(x.q_tokens, x.batch, x.q_heads, true, [&](auto& position) {
+    const auto meets = [](const Rectangle& r, const TileRows& tile) { return SeenKeys(r, tile).keys > 0; };
+    if (!a.first && !a.last && !meets_any(a.work, position, meets)) return;
 
     float peak[blocks][2], weight[blocks][2];  // of each row: the largest score; this thread's share of the weights
     Sums o[blocks][VDim / 8];
     const auto for_each_row = [&](auto f) {
+      const TileRows tile = position.tile_rows();
+      const OwnSums<Tiles::indices> own(warp_rows);
 #pragma unroll
       for (int block = 0; block < blocks; ++block) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = warp_row + block * 16 + half * 8 + row_in_block;
-          if (row < rows) f(block, half, q_begin + row);
+          const int row = own.row(block, half);
+          if (row < tile.rows) f(block, half, tile, tile.begin + row, own);
         }
       }
     };
@@ -70,43 +62,50 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
     }
 
     if (!a.first) {
-      for_each_row([&](int block, int half, std::int64_t query) {
-        const float lse = a.lse.at(batch, query, head);
-        peak[block][half] = resumed_peak(lse);
-        weight[block][half] = lse != minus_infinity && lane % 4 == 0 ? resumed_weight : 0;
-        const float* const from = a.o_acc.at(batch, query, head) + column_in_pair;
+      for_each_row(
+          [&](int block, int half, const TileRows& tile, std::int64_t query, const OwnSums<Tiles::indices>& own) {
+            const float lse = a.lse.at(tile.batch, query, tile.head);
+            peak[block][half] = resumed_peak(lse);
+            weight[block][half] = lse != minus_infinity && own.column == 0 ? resumed_weight : 0;
+            const float* const from = a.o_acc.at(tile.batch, query, tile.head) + own.column;
 #pragma unroll
-        for (int n = 0; n < VDim / 8; ++n) {
-          const float2 pair = load_pair(from + n * 8, x.v_dim - column_in_pair - n * 8, alignment.outputs);
-          o[block][n].at[2 * half] = resumed_weight * pair.x;
-          o[block][n].at[2 * half + 1] = resumed_weight * pair.y;
-        }
-      });
+            for (int n = 0; n < VDim / 8; ++n) {
+              const float2 pair = load_pair(from + n * 8, x.v_dim - own.column - n * 8, alignment.outputs);
+              o[block][n].at[2 * half] = resumed_weight * pair.x;
+              o[block][n].at[2 * half + 1] = resumed_weight * pair.y;
+            }
+          });
     }
-    q_tile.template fill<threads>(a.q.at(batch, q_begin, head), a.q.token_stride, rows, x.qk_dim, alignment.inputs);
+    {
+      const TileRows tile = position.tile_rows();
+      q_tile.template fill<threads>(a.q.at(tile.batch, tile.begin, tile.head), a.q.token_stride, tile.rows, x.qk_dim,
+                                    alignment.inputs);
+    }
 
-    for_each_rectangle(a.work, meets, [&](const Rectangle& r) {
-      const SeenKeys work(r, q_begin, rows);
-      const int keys_end = work.seen_by_any(0, rows);
-      const int warp_keys_end = work.seen_by_any(warp_row, warp_row + 16 * blocks);
-      const int unmasked_end = work.seen_by_all(warp_row, min(warp_row + 16 * blocks, rows));
-      const T* const k_rows = a.k.at(batch, r.k0, kv_head);
-      const T* const v_rows = a.v.at(batch, r.k0, kv_head);
+    for_each_rectangle(a.work, position, meets, [&](const Rectangle& r) {
+      const TileRows tile = position.tile_rows();
+      const SeenKeys work(r, tile);
+      const int kv_head = tile.head / (x.q_heads / x.kv_heads);
+      const T* k_rows = a.k.at(tile.batch, r.k0, kv_head);
+      const T* v_rows = a.v.at(tile.batch, r.k0, kv_head);
       const auto fill_keys = [&](int key) {
-        k_tile.template fill<threads>(k_rows + key * a.k.token_stride, a.k.token_stride, work.keys - key, x.qk_dim,
-                                      alignment.inputs);
+        k_tile.template fill<threads>(k_rows, a.k.token_stride, work.keys - key, x.qk_dim, alignment.inputs);
+        k_rows += keys * a.k.token_stride;
       };
 
       fill_keys(0);
-      for (int key = 0; key < keys_end; key += keys) {
+      for (int key = 0; key < work.keys; key += keys) {
         wait_for_copies();
         __syncthreads();  // the keys are there; nobody reads the last values any more
-        v_tile.template fill<threads>(v_rows + key * a.v.token_stride, a.v.token_stride, work.keys - key, x.v_dim,
-                                      alignment.inputs);
+        v_tile.template fill<threads>(v_rows, a.v.token_stride, work.keys - key, x.v_dim, alignment.inputs);
+        v_rows += keys * a.v.token_stride;
 
+        const OwnSums<Tiles::indices> own(warp_rows);
         Sums s[blocks][keys / 8] = {};
-        const bool sees = key < warp_keys_end;
+        const bool sees = key < work.seen_by_any(own.warp_row, own.warp_row + warp_rows);
         if (sees) {
+          const auto q_blocks = q_tile.left(own.warp_row);
+          const auto k_blocks = k_tile.right_transposed();
 #pragma unroll
           for (int d = 0; d < QkDim; d += 16) {
             Left q[blocks];
@@ -123,18 +122,15 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
         }
         wait_for_copies();
         __syncthreads();  // the values are there; nobody reads these keys any more
-        if (key + keys < keys_end) {
-          fill_keys(key + keys);
-        }
+        if (key + keys < work.keys) fill_keys(key + keys);
         if (!sees) continue;
 
-        if (key + keys > unmasked_end) {
+        if (key + keys > work.seen_by_all(own.warp_row, own.warp_row + warp_rows)) {
 #pragma unroll
           for (int block = 0; block < blocks; ++block) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const int row = warp_row + block * 16 + half * 8 + row_in_block;
-              const int visible = work.seen_by(row) - key - column_in_pair;
+              const int visible = work.seen_by(own.row(block, half)) - key - own.column;
 #pragma unroll
               for (int n = 0; n < keys / 8; ++n) {
                 if (n * 8 >= visible) s[block][n].at[2 * half] = minus_infinity;
@@ -181,6 +177,7 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
             }
           }
         }
+        const auto v_blocks = v_tile.right();
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
           Left p[blocks];
@@ -197,30 +194,31 @@ PLEAT_KERNEL void __launch_bounds__(ForwardTiles<T, QkDim, VDim>::threads, Forwa
     });
 
     wait_for_copies();  // also where there was no key
-    for_each_row([&](int block, int half, std::int64_t query) {
-      float sum = weight[block][half];
-      const unsigned quad = 0xfu << (lane / 4 * 4);
-      sum += __shfl_xor_sync(quad, sum, 1);
-      sum += __shfl_xor_sync(quad, sum, 2);
-      const float inverse = sum > 0 ? 1 / sum : 0;
-      if (lane % 4 == 0) {
-        float& lse = a.lse.at(batch, query, head);
-        const bool is_unchanged = !a.first && sum == resumed_weight && peak[block][half] == resumed_peak(lse);
-        if (!is_unchanged) lse = sum > 0 ? fmaf(peak[block][half], ln2, logf(sum)) : minus_infinity;
-      }
-      float* const acc = a.o_acc.at(batch, query, head) + column_in_pair;
-      T* const out = a.last ? a.out.at(batch, query, head) + column_in_pair : nullptr;
+    for_each_row(
+        [&](int block, int half, const TileRows& tile, std::int64_t query, const OwnSums<Tiles::indices>& own) {
+          float sum = weight[block][half];
+          const unsigned quad = 0xfu << (own.lane / 4 * 4);
+          sum += __shfl_xor_sync(quad, sum, 1);
+          sum += __shfl_xor_sync(quad, sum, 2);
+          const float inverse = sum > 0 ? 1 / sum : 0;
+          if (own.column == 0) {
+            float& lse = a.lse.at(tile.batch, query, tile.head);
+            const bool is_unchanged = !a.first && sum == resumed_weight && peak[block][half] == resumed_peak(lse);
+            if (!is_unchanged) lse = sum > 0 ? fmaf(peak[block][half], ln2, logf(sum)) : minus_infinity;
+          }
+          float* const acc = a.o_acc.at(tile.batch, query, tile.head) + own.column;
+          T* const out = a.last ? a.out.at(tile.batch, query, tile.head) + own.column : nullptr;
 #pragma unroll
-      for (int n = 0; n < VDim / 8; ++n) {
-        const float2 pair{o[block][n].at[2 * half] * inverse, o[block][n].at[2 * half + 1] * inverse};
-        const int count = x.v_dim - column_in_pair - n * 8;
-        if (a.last) {
-          store_pair(out + n * 8, pair, count, alignment.outputs);
-        } else {
-          store_pair(acc + n * 8, pair, count, alignment.outputs);
-        }
-      }
-    });
+          for (int n = 0; n < VDim / 8; ++n) {
+            const float2 pair{o[block][n].at[2 * half] * inverse, o[block][n].at[2 * half + 1] * inverse};
+            const int count = x.v_dim - own.column - n * 8;
+            if (a.last) {
+              store_pair(out + n * 8, pair, count, alignment.outputs);
+            } else {
+              store_pair(acc + n * 8, pair, count, alignment.outputs);
+            }
+          }
+        });
   });
 }
 

@@ -18,10 +18,12 @@ struct KeyGradientTiles {
   static constexpr int keys = 16 * warps, queries = QkDim + VDim <= 256 ? 64 : 32;
   static constexpr int ctas_per_sm = QkDim <= 128 ? 2 : 1;
 
-  using KeyTile = MmaTile<T, keys, QkDim>;
-  using ValueTile = MmaTile<T, keys, VDim>;
-  using QueryTile = MmaTile<T, queries, QkDim>;
-  using OutTile = MmaTile<T, queries, VDim>;
+  static constexpr Indices indices = QkDim == 128 || QkDim == 192 ? Indices::anew : Indices::kept;
+
+  using KeyTile = MmaTile<T, keys, QkDim, indices>;
+  using ValueTile = MmaTile<T, keys, VDim, indices>;
+  using QueryTile = MmaTile<T, queries, QkDim, indices>;
+  using OutTile = MmaTile<T, queries, VDim, indices>;
   struct Statistics {
     float lse[queries], delta[queries];  // lse in powers of 2; +inf where the query has seen nothing
   };
@@ -30,20 +32,20 @@ struct KeyGradientTiles {
   static constexpr int shared_bytes = own_bytes + 2 * stage_bytes + 2 * static_cast<int>(sizeof(Statistics));
 };
 
-/// `rows` of accumulators += or = scale * sums; a warp's 16 rows, of which `count` exist.
-template <int Dim>
-__device__ void store_gradient(const Sums (&sums)[Dim / 8], float scale, float* rows, std::int64_t stride, int count,
-                               int dim, bool accumulate, bool is_aligned) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % 4 * 2;
+/// Rows of `tile` += or = scale * sums, of which each warp has 16 rows.
+template <int Dim, Indices Are>
+__device__ void store_gradient(const OwnSums<Are>& own, const Sums (&sums)[Dim / 8], float scale,
+                               const HeadRows<float>& rows, const TileRows& tile, int dim, bool accumulate,
+                               bool is_aligned) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = half * 8 + lane / 4;
-    if (row >= count) continue;
-    float* const to = rows + row * stride + column;
+    const int row = own.row(0, half);
+    if (row >= tile.rows) continue;
+    float* const to = rows.at(tile.batch, tile.begin + row, tile.head) + own.column;
 #pragma unroll
     for (int n = 0; n < Dim / 8; ++n) {
       float2 pair{scale * sums[n].at[2 * half], scale * sums[n].at[2 * half + 1]};
-      const int elems = dim - column - n * 8;
+      const int elems = dim - own.column - n * 8;
       if (accumulate) {
         const float2 old = load_pair(to + n * 8, elems, is_aligned);
         pair = {old.x + pair.x, old.y + pair.y};
@@ -72,75 +74,76 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
   auto* const statistics =
       reinterpret_cast<typename Tiles::Statistics*>(shared + Tiles::own_bytes + 2 * Tiles::stage_bytes);
 
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warp_row = thread / 32 * 16, column_in_pair = lane % 4 * 2;
-  const auto k_blocks = k_tile.left(warp_row);
-  const auto v_blocks = v_tile.left(warp_row);
   const float scale = log2_scale(a.scale);
 
   const Extents& x = a.extents;
-  const int group = x.q_heads / x.kv_heads;
-  const auto k_tiles = static_cast<int>((x.k_tokens + keys - 1) / keys);
-  for_each_tile(k_tiles, x.batch, x.kv_heads, false, [&](int tile, int batch, int kv_head) {
-    const std::int64_t k_begin = static_cast<std::int64_t>(tile) * keys;
-    const int rows = clamped(x.k_tokens - k_begin, 0, keys);
-    const auto meets = [&](const Rectangle& r) {
-      const SeeingQueries work(r, k_begin, rows);
-      return work.first_of_any(0, rows) < work.queries;
+  for_each_tile<keys>(x.k_tokens, x.batch, x.kv_heads, false, [&](auto& position) {
+    using P = Position<keys>;
+    const auto meets = [](const Rectangle& r, const TileRows& tile) {
+      const SeeingQueries work(r, tile);
+      return work.first < work.queries;
     };
-    if (a.accumulate_dk && a.accumulate_dv && !meets_any(a.work, meets)) return;
+    if (a.accumulate_dk && a.accumulate_dv && !meets_any(a.work, position, meets)) return;
 
-    Sums dk[makes_keys ? QkDim / 8 : 1] = {}, dv[makes_values ? VDim / 8 : 1] = {};
+    [[maybe_unused]] Sums dk[makes_keys ? QkDim / 8 : 1] = {}, dv[makes_values ? VDim / 8 : 1] = {};
     __syncthreads();  // nobody reads the keys of the last tile any more
-    k_tile.template fill<threads>(a.k.at(batch, k_begin, kv_head), a.k.token_stride, rows, x.qk_dim, alignment.inputs);
-    if constexpr (makes_keys) {
-      v_tile.template fill<threads>(a.v.at(batch, k_begin, kv_head), a.v.token_stride, rows, x.v_dim, alignment.inputs);
-    }
+    const auto fill_own = [&](const auto& own, const HeadRows<const T>& from, int dim) {
+      const TileRows tile = position.tile_rows();
+      own.template fill<threads>(from.at(tile.batch, tile.begin, tile.head), from.token_stride, tile.rows, dim,
+                                 alignment.inputs);
+    };
+    fill_own(k_tile, a.k, x.qk_dim);
+    if constexpr (makes_keys) fill_own(v_tile, a.v, x.v_dim);
 
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for_each_rectangle(a.work, meets, [&](const Rectangle& r) {
-        const SeeingQueries work(r, k_begin, rows);
-        const int warp_end = min(warp_row + 16, rows);
-        const int warp_first = work.first_of_any(warp_row, warp_end);
-        const int unmasked_first = work.first_of_all(warp_row, warp_end);
-        const T* const q_rows = a.q.at(batch, r.q0, head);
-        const T* const dout_rows = a.dout.at(batch, r.q0, head);
-        const auto fill = [&](int stage, int query) {
-          const int count = work.queries - query;
-          q_tile(stage).template fill<threads>(q_rows + query * a.q.token_stride, a.q.token_stride, count, x.qk_dim,
-                                               alignment.inputs);
-          dout_tile(stage).template fill<threads>(dout_rows + query * a.dout.token_stride, a.dout.token_stride, count,
-                                                  x.v_dim, alignment.inputs);
-        };
-        float next_lse = 0, next_delta = 0;  // under way while a step is computed
-        const auto fetch = [&](int query) {
-          if (thread >= queries) return;
-          const bool exists = query + thread < work.queries;
-          next_lse = exists ? a.lse.at(batch, r.q0 + query + thread, head) : minus_infinity;
-          next_delta = exists ? a.delta.at(batch, r.q0 + query + thread, head) : 0;
-        };
-        const auto put = [&](int stage) {
-          if (thread >= queries) return;
-          statistics[stage].lse[thread] = next_lse == minus_infinity ? -minus_infinity : next_lse * log2e;
-          statistics[stage].delta[thread] = next_delta;
+    for_each_query_head(position, x.q_heads / x.kv_heads, [&] {
+      for_each_rectangle(a.work, position, meets, [&](const Rectangle& r) {
+        const SeeingQueries work(r, position.tile_rows());
+        const T* q_rows = a.q.at(position[P::batch], r.q0 + work.first, position[P::query_head]);
+        const T* dout_rows = a.dout.at(position[P::batch], r.q0 + work.first, position[P::query_head]);
+        const auto stage_of = [&](int query) { return (query - work.first) / queries % 2; };
+        const auto fill = [&](int query) {  // with the rows that follow the ones before
+          const int stage = stage_of(query), count = work.queries - query, thread = thread_index<Tiles::indices>();
+          q_tile(stage).template fill<threads>(q_rows, a.q.token_stride, count, x.qk_dim, alignment.inputs);
+          dout_tile(stage).template fill<threads>(dout_rows, a.dout.token_stride, count, x.v_dim, alignment.inputs);
+          q_rows += queries * a.q.token_stride;
+          dout_rows += queries * a.dout.token_stride;
+          const int batch = position[P::batch], head = position[P::query_head];
+          const std::int64_t row = a.work.rectangles[position[P::rectangle]].q0 + query + thread;
+          if (thread < queries) {
+            copy_float(&statistics[stage].lse[thread], &a.lse.at(batch, row, head), thread < count);
+            copy_float(&statistics[stage].delta[thread], &a.delta.at(batch, row, head), thread < count);
+          }
         };
 
         __syncthreads();  // nobody reads the stages any more
-        const int first = work.first_of_any(0, rows);
-        fill(0, first);
-        fetch(first);
-        put(0);
-        int stage = 0;
-        for (int query = first; query < work.queries; query += queries, stage ^= 1) {
+        fill(work.first);
+        for (int query = work.first; query < work.queries; query += queries) {
+          const int stage = stage_of(query);
           wait_for_copies();
-          __syncthreads();  // this stage is there, the other one free
-          const bool has_next = query + queries < work.queries;
-          if (has_next) {
-            fill(stage ^ 1, query + queries);
-            fetch(query + queries);
+          if (const int thread = thread_index<Tiles::indices>(); thread < queries) {
+            float& lse = statistics[stage].lse[thread];  // which this thread has copied
+            lse = lse == minus_infinity ? -minus_infinity : lse * log2e;
           }
-          if (query + queries > warp_first) {
-            Sums p[queries / 8] = {}, ds[queries / 8] = {};  // transposed: [keys, queries]
+          __syncthreads();  // this stage is there, the other one free
+          if (query + queries < work.queries) fill(query + queries);
+          const OwnSums<Tiles::indices> own(16);
+          if (query + queries > work.first_of_any(own.warp_row, own.warp_row + 16)) {
+            Sums p[queries / 8] = {};  // transposed: [keys, queries]
+            [[maybe_unused]] Sums ds[queries / 8];
+            const bool is_masked = query < work.first_of_all(own.warp_row, own.warp_row + 16);
+            const auto hide = [&](Sums(&sums)[queries / 8], float hidden_value) {
+              if (!is_masked) return;
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                const int hidden = work.first_of(own.row(0, half)) - query - own.column;
+#pragma unroll
+                for (int n = 0; n < queries / 8; ++n) {
+                  if (n * 8 < hidden) sums[n].at[2 * half] = hidden_value;
+                  if (n * 8 + 1 < hidden) sums[n].at[2 * half + 1] = hidden_value;
+                }
+              }
+            };
+            const auto k_blocks = k_tile.left(own.warp_row);
             const auto q_columns = q_tile(stage).right_transposed();
 #pragma unroll
             for (int d = 0; d < QkDim; d += 16) {
@@ -148,8 +151,21 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
 #pragma unroll
               for (int n = 0; n < queries / 16; ++n) multiply<T>(p[2 * n], p[2 * n + 1], k, q_columns.at(n * 16, d));
             }
+            hide(p, minus_infinity);
+#pragma unroll
+            for (int n = 0; n < queries / 8; ++n) {
+              const float2 lse = *reinterpret_cast<const float2*>(&statistics[stage].lse[n * 8 + own.column]);
+#pragma unroll
+              for (int i = 0; i < 4; ++i) p[n].at[i] = exp2_of(fmaf(p[n].at[i], scale, i % 2 == 0 ? -lse.x : -lse.y));
+            }
             if constexpr (makes_keys) {
+              const auto v_blocks = v_tile.left(own.warp_row);
               const auto dout_columns = dout_tile(stage).right_transposed();
+#pragma unroll
+              for (int n = 0; n < queries / 8; ++n) {
+                const float2 delta = *reinterpret_cast<const float2*>(&statistics[stage].delta[n * 8 + own.column]);
+                ds[n] = {{-delta.x, -delta.y, -delta.x, -delta.y}};
+              }
 #pragma unroll
               for (int d = 0; d < VDim; d += 16) {
                 const Left v = v_blocks.at(0, d);
@@ -157,30 +173,11 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
                 for (int n = 0; n < queries / 16; ++n)
                   multiply<T>(ds[2 * n], ds[2 * n + 1], v, dout_columns.at(n * 16, d));
               }
-            }
-            if (query < unmasked_first) {
+              hide(ds, 0);
 #pragma unroll
-              for (int half = 0; half < 2; ++half) {
-                const int hidden = work.first_of(warp_row + half * 8 + lane / 4) - query - column_in_pair;
+              for (int n = 0; n < queries / 8; ++n) {
 #pragma unroll
-                for (int n = 0; n < queries / 8; ++n) {
-#pragma unroll
-                  for (int i = 0; i < 2; ++i) {
-                    if (n * 8 + i >= hidden) continue;
-                    p[n].at[2 * half + i] = minus_infinity;
-                    ds[n].at[2 * half + i] = 0;
-                  }
-                }
-              }
-            }
-#pragma unroll
-            for (int n = 0; n < queries / 8; ++n) {
-              const float2 lse = *reinterpret_cast<const float2*>(&statistics[stage].lse[n * 8 + column_in_pair]);
-              const float2 delta = *reinterpret_cast<const float2*>(&statistics[stage].delta[n * 8 + column_in_pair]);
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                p[n].at[i] = exp2_of(fmaf(p[n].at[i], scale, i % 2 == 0 ? -lse.x : -lse.y));
-                ds[n].at[i] = p[n].at[i] * (ds[n].at[i] - (i % 2 == 0 ? delta.x : delta.y));
+                for (int i = 0; i < 4; ++i) ds[n].at[i] *= p[n].at[i];
               }
             }
             if constexpr (makes_values) {
@@ -203,19 +200,16 @@ PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
               }
             }
           }
-          if (has_next) put(stage ^ 1);
         }
       });
-    }
+    });
     wait_for_copies();  // also where there was no query
-    if constexpr (makes_keys) {
-      store_gradient<QkDim>(dk, a.scale, a.dk.at(batch, k_begin + warp_row, kv_head), a.dk.token_stride,
-                            rows - warp_row, x.qk_dim, a.accumulate_dk, alignment.outputs);
-    }
-    if constexpr (makes_values) {
-      store_gradient<VDim>(dv, 1, a.dv.at(batch, k_begin + warp_row, kv_head), a.dv.token_stride, rows - warp_row,
-                           x.v_dim, a.accumulate_dv, alignment.outputs);
-    }
+    const TileRows tile = position.tile_rows();
+    const OwnSums<Tiles::indices> own(16);
+    if constexpr (makes_keys)
+      store_gradient<QkDim>(own, dk, a.scale, a.dk, tile, x.qk_dim, a.accumulate_dk, alignment.outputs);
+    if constexpr (makes_values)
+      store_gradient<VDim>(own, dv, 1, a.dv, tile, x.v_dim, a.accumulate_dv, alignment.outputs);
   });
 }
 
