@@ -52,8 +52,8 @@ struct Rates {
   /// What grouped products write, and updates, norms and sums of shards move, B/s.
   double stores = 4.1e12;
   double shards = 3.9e12;
-  /// Sums of the gradients of a rank alone, beside what computes, B/s.
-  double local_sums = 3.1e12;
+  /// What is read where gradients of a rank alone are added, by products in the shard or by a pass of its own, B/s.
+  double local_sums = 2.5e12;
   /// Rows of experts on the wire, B/s each way.
   double wire = 300e9;
   /// Gathers and sums of units, and sums over replicas, B/s each way; the ranks' meeting in each, seconds.
