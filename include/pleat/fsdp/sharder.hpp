@@ -57,7 +57,9 @@ Groups<Comm> groups_of(const MeshComms<Mesh, Comm>& comms) {
 ///
 /// All ranks of a group make the same calls in the same order, a rank without tokens too (it need not call `gradient`
 /// when the others reduce their units in the order of their first `gradient`). Streams are the caller's; pleat orders
-/// them among each other by events and by the credits of slots and gradient units.
+/// them among each other by events and by the credits of slots and gradient units. `compute` may be another one from
+/// call to call, as for micro-batches on lanes of their own: `finish_gradients` comes after the gradients of all lanes,
+/// and the caller orders what writes the shards, and `weights_changed`, after their uses of weights.
 template <executor Executor, communicator Comm, class Arena>
 class Sharder {
  public:
