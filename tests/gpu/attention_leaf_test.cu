@@ -50,6 +50,15 @@ int check(const char* kernels, const char* dtype) {
   return failed;
 }
 
+/// The portable kernels with the tiles of a device that has less shared memory.
+template <class T, class Dims>
+struct PortableOfSm80 : attention_kernel::Portable<T, Dims> {
+  static void backward(const attention_kernel::Backward<T>& a, const attention_kernel::Alignment& alignment,
+                       cudaStream_t s) {
+    attention_kernel::PortableBackward<T, Dims, attention_kernel::shared_of_sm80>::run(a, alignment, s);
+  }
+};
+
 template <template <class, class> class Kernels, class... Dims>
 int check_all(const char* kernels, HeadDimsList<Dims...>) {
   return ((check<bfloat16, Dims, Kernels>(kernels, "bf16") + check<float16, Dims, Kernels>(kernels, "f16")) + ...);
@@ -59,14 +68,17 @@ int check_all(const char* kernels, HeadDimsList<Dims...>) {
 
 #ifdef ATTENTION_TEST_QK_DIM  // one kind of head dims alone compiles faster
 using Dims = pleat::HeadDimsList<pleat::HeadDims<ATTENTION_TEST_QK_DIM, ATTENTION_TEST_V_DIM>>;
+using OfSm80 = Dims;
 #else
 using Dims = pleat::AllHeadDims;
+using OfSm80 = pleat::HeadDimsList<pleat::HeadDims<256, 256>>;  // smaller ones have the same tiles
 #endif
 int main() {
   if (gpu_testing::lacks_gpus(1)) return gpu_testing::skipped;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::printf("%70s out, lse, dq, dk, dv: relative L2\n", "");
   const int failed = check_all<attention_kernel::Portable>("portable", Dims{}) +
+                     check_all<PortableOfSm80>("of sm_80", OfSm80{}) +
                      check_all<attention_kernel::KernelTable>("fastest", Dims{});
   std::printf(failed == 0 ? "all passed\n" : "%d FAILED\n", failed);
   return failed == 0 ? 0 : 1;

@@ -29,12 +29,51 @@ constexpr std::int64_t tiles_of(std::int64_t tokens, int tile, std::int64_t batc
   return (tokens + tile - 1) / tile * batch * heads;
 }
 
+/// Bytes of shared memory that a CTA may have on the current device. Errors: cuda_error C20.
+inline int most_shared_bytes() {
+  int device = 0, bytes = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes;
+}
+
+/// The gradients' kernels of sm_80 and up, in tiles that fit `MostShared` bytes.
+template <class T, class Dims, int MostShared>
+struct PortableBackward {
+  using KeyTiles = KeyGradientTiles<T, Dims::qk, Dims::v, MostShared>;
+  using QueryTiles = QueryGradientTiles<T, Dims::qk, Dims::v, MostShared>;
+
+  static void run(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
+    const Extents& x = a.extents;
+    for_each_key_kernel([&](auto* kernel) {
+      launch_tiles<KeyTiles>(kernel, "portable_key_gradients_kernel",
+                             tiles_of(x.k_tokens, KeyTiles::keys, x.batch, x.kv_heads), a.max_ctas, a, alignment, s);
+    });
+    launch_tiles<QueryTiles>(
+        portable_query_gradient_kernel<T, Dims::qk, Dims::v, MostShared>, "portable_query_gradient_kernel",
+        tiles_of(x.q_tokens, QueryTiles::queries, x.batch, x.q_heads), a.max_ctas, a, alignment, s);
+  }
+  static void preload() {
+    for_each_key_kernel([](auto* kernel) { preload_kernel(kernel, "portable_key_gradients_kernel"); });
+    preload_kernel(portable_query_gradient_kernel<T, Dims::qk, Dims::v, MostShared>, "portable_query_gradient_kernel");
+  }
+
+ private:
+  template <class F>
+  static void for_each_key_kernel(F f) {
+    if constexpr (KeyTiles::are_apart) {
+      f(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Gradients::values, MostShared>);
+      f(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Gradients::keys, MostShared>);
+    } else {
+      f(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Gradients::both, MostShared>);
+    }
+  }
+};
+
 /// The kernels of sm_80 and up.
 template <class T, class Dims>
 struct Portable {
   using ForwardTiles = attention_kernel::ForwardTiles<T, Dims::qk, Dims::v>;
-  using KeyTiles = KeyGradientTiles<T, Dims::qk, Dims::v>;
-  using QueryTiles = QueryGradientTiles<T, Dims::qk, Dims::v>;
 
   static void forward(const Forward<T>& a, const Alignment& alignment, cudaStream_t s) {
     const Extents& x = a.extents;
@@ -43,38 +82,21 @@ struct Portable {
                                alignment, s);
   }
   static void backward(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
-    const Extents& x = a.extents;
-    if constexpr (KeyTiles::are_apart) {
-      key_gradients<Gradients::values>(a, alignment, s);
-      key_gradients<Gradients::keys>(a, alignment, s);
-    } else {
-      key_gradients<Gradients::both>(a, alignment, s);
-    }
-    launch_tiles<QueryTiles>(portable_query_gradient_kernel<T, Dims::qk, Dims::v>, "portable_query_gradient_kernel",
-                             tiles_of(x.q_tokens, QueryTiles::queries, x.batch, x.q_heads), a.max_ctas, a, alignment,
-                             s);
+    for_device([&](auto backward) { backward.run(a, alignment, s); });
   }
   static void preload() {
     preload_kernel(portable_forward_kernel<T, Dims::qk, Dims::v>, "portable_forward_kernel");
-    if constexpr (KeyTiles::are_apart) {
-      preload_key_gradients<Gradients::values>();
-      preload_key_gradients<Gradients::keys>();
-    } else {
-      preload_key_gradients<Gradients::both>();
-    }
-    preload_kernel(portable_query_gradient_kernel<T, Dims::qk, Dims::v>, "portable_query_gradient_kernel");
+    for_device([](auto backward) { backward.preload(); });
   }
 
  private:
-  template <Gradients Which>
-  static void key_gradients(const Backward<T>& a, const Alignment& alignment, cudaStream_t s) {
-    const Extents& x = a.extents;
-    launch_tiles<KeyTiles>(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Which>, "portable_key_gradients_kernel",
-                           tiles_of(x.k_tokens, KeyTiles::keys, x.batch, x.kv_heads), a.max_ctas, a, alignment, s);
-  }
-  template <Gradients Which>
-  static void preload_key_gradients() {
-    preload_kernel(portable_key_gradients_kernel<T, Dims::qk, Dims::v, Which>, "portable_key_gradients_kernel");
+  /// Up to 192 the same tiles serve all.
+  template <class F>
+  static void for_device(F f) {
+    if constexpr (Dims::qk > 192) {
+      if (most_shared_bytes() >= shared_of_sm90) return f(PortableBackward<T, Dims, shared_of_sm90>{});
+    }
+    f(PortableBackward<T, Dims, shared_of_sm80>{});
   }
 };
 

@@ -149,7 +149,8 @@ class MmaTile {
   /// before the call returns.
   template <int Threads>
   __device__ void fill(const T* rows, std::int64_t stride, int count, int dim, bool is_aligned) const {
-    constexpr int panel = 8, step = Threads / panel;  // a panel of 8 chunks is copied by 8 threads of each row
+    // A panel of 8 chunks, or more where rows are few, is copied by as many threads of each row.
+    constexpr int panel = Threads / Rows > 8 ? Threads / Rows : 8, step = Threads / panel;
     static_assert(Rows % step == 0 && step % 8 == 0);
     const int thread = thread_index<Are>(), first_row = thread / panel, first_chunk = thread % panel;
     const T* from = rows + first_row * stride + first_chunk * chunk_elems;
@@ -254,6 +255,10 @@ __device__ void store_pair(T* to, float2 pair, int count, bool is_aligned) {
     if (count > 1) to[1] = T::from_bits(static_cast<std::uint16_t>(word >> 16));
   }
 }
+
+/// Bytes of shared memory that a CTA may have, of sm_80 and of sm_90. source: CUDA C++ Programming Guide, compute
+/// capabilities
+inline constexpr int shared_of_sm80 = 163 << 10, shared_of_sm90 = 227 << 10;
 
 /// Which pointers and strides allow wide accesses: of inputs, 16 bytes; of outputs, pairs.
 struct Alignment {

@@ -21,6 +21,7 @@ struct ForwardTiles {
   using KeyTile = MmaTile<T, keys, QkDim, indices>;
   using ValueTile = MmaTile<T, keys, VDim, indices>;
   static constexpr int shared_bytes = QueryTile::bytes + KeyTile::bytes + ValueTile::bytes;
+  static_assert(shared_bytes <= shared_of_sm80);
 };
 
 template <class T, int QkDim, int VDim>

@@ -11,11 +11,14 @@ namespace pleat::inline v0::attention_kernel {
 enum class Gradients { both, keys, values };
 
 /// Each warp owns 16 keys and all queries of a step, so that P^T and dS^T are left operands without leaving the warp.
-template <class T, int QkDim, int VDim>
+/// `MostShared`: bytes of shared memory that a CTA may have.
+template <class T, int QkDim, int VDim, int MostShared>
 struct KeyGradientTiles {
   static constexpr bool are_apart = QkDim + VDim > 320;
   static constexpr int warps = QkDim <= 128 ? 4 : 8, threads = 32 * warps;
-  static constexpr int keys = 16 * warps, queries = QkDim + VDim <= 256 ? 64 : 32;
+  static constexpr int keys = 16 * warps, queries = QkDim + VDim <= 256                                   ? 64
+                                                    : QkDim + VDim <= 320 || MostShared >= shared_of_sm90 ? 32
+                                                                                                          : 16;
   static constexpr int ctas_per_sm = QkDim <= 128 ? 2 : 1;
 
   static constexpr Indices indices = QkDim == 128 || QkDim == 192 ? Indices::anew : Indices::kept;
@@ -30,6 +33,7 @@ struct KeyGradientTiles {
   static constexpr int stage_bytes = QueryTile::bytes + OutTile::bytes;
   static constexpr int own_bytes = KeyTile::bytes + ValueTile::bytes;
   static constexpr int shared_bytes = own_bytes + 2 * stage_bytes + 2 * static_cast<int>(sizeof(Statistics));
+  static_assert(shared_bytes <= MostShared);
 };
 
 /// Rows of `tile` += or = scale * sums, of which each warp has 16 rows.
@@ -55,11 +59,11 @@ __device__ void store_gradient(const OwnSums<Are>& own, const Sums (&sums)[Dim /
   }
 }
 
-template <class T, int QkDim, int VDim, Gradients Which>
-PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim>::threads,
-                                    KeyGradientTiles<T, QkDim, VDim>::ctas_per_sm)
+template <class T, int QkDim, int VDim, Gradients Which, int MostShared>
+PLEAT_KERNEL void __launch_bounds__(KeyGradientTiles<T, QkDim, VDim, MostShared>::threads,
+                                    KeyGradientTiles<T, QkDim, VDim, MostShared>::ctas_per_sm)
     portable_key_gradients_kernel(const __grid_constant__ Backward<T> a, const Alignment alignment) {
-  using Tiles = KeyGradientTiles<T, QkDim, VDim>;
+  using Tiles = KeyGradientTiles<T, QkDim, VDim, MostShared>;
   constexpr bool makes_keys = Which != Gradients::values, makes_values = Which != Gradients::keys;
   constexpr int threads = Tiles::threads, queries = Tiles::queries, keys = Tiles::keys;
   extern __shared__ __align__(128) std::byte shared[];

@@ -5,11 +5,11 @@
 
 namespace pleat::inline v0::attention_kernel {
 
-/// Each warp owns 16 queries and all keys of a step.
-template <class T, int QkDim, int VDim>
+/// Each warp owns 16 queries and all keys of a step. `MostShared`: bytes of shared memory that a CTA may have.
+template <class T, int QkDim, int VDim, int MostShared>
 struct QueryGradientTiles {
   static constexpr int warps = QkDim <= 64 ? 4 : 8, threads = 32 * warps;
-  static constexpr int queries = 16 * warps, keys = QkDim <= 192 ? 64 : 32;
+  static constexpr int queries = 16 * warps, keys = QkDim <= 192 ? 64 : MostShared >= shared_of_sm90 ? 32 : 16;
   static constexpr int ctas_per_sm = QkDim <= 64 ? 2 : 1;
   static constexpr bool holds_queries = QkDim + VDim <= 256;  // in registers
 
@@ -22,13 +22,14 @@ struct QueryGradientTiles {
   static constexpr int own_bytes = QueryTile::bytes + OutTile::bytes;
   static constexpr int stage_bytes = KeyTile::bytes + ValueTile::bytes;
   static constexpr int shared_bytes = own_bytes + 2 * stage_bytes;
+  static_assert(shared_bytes <= MostShared);
 };
 
-template <class T, int QkDim, int VDim>
-PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim>::threads,
-                                    QueryGradientTiles<T, QkDim, VDim>::ctas_per_sm)
+template <class T, int QkDim, int VDim, int MostShared>
+PLEAT_KERNEL void __launch_bounds__(QueryGradientTiles<T, QkDim, VDim, MostShared>::threads,
+                                    QueryGradientTiles<T, QkDim, VDim, MostShared>::ctas_per_sm)
     portable_query_gradient_kernel(const __grid_constant__ Backward<T> a, const Alignment alignment) {
-  using Tiles = QueryGradientTiles<T, QkDim, VDim>;
+  using Tiles = QueryGradientTiles<T, QkDim, VDim, MostShared>;
   constexpr int threads = Tiles::threads, keys = Tiles::keys;
   extern __shared__ __align__(128) std::byte shared[];
   const typename Tiles::QueryTile q_tile(shared);
