@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 namespace validate {
@@ -34,8 +35,8 @@ inline double mean_difference(const std::vector<double>& a, const std::vector<do
   return a.empty() ? 0 : sum / static_cast<double>(a.size());
 }
 /// The median without the first value, which warms up. Needs two values.
-inline double median_after_first(std::vector<double> values) {
-  values.erase(values.begin());
+inline double median_after_first(std::vector<double> all) {
+  const std::span<double> values = std::span(all).subspan(1);
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
