@@ -15,7 +15,7 @@ def line_plot(title, x_name, y_name, series):
     at_y = lambda y: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / top
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-           f'<text x="{LEFT}" y="20" font-size="13">{escape(title)}</text>',
+           f'<text x="12" y="16" font-size="12">{escape(title)}</text>',
            f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>',
            f'<text x="{LEFT - 8}" y="{TOP - 8}" text-anchor="end">{escape(y_name)}</text>']
     for x in xs:

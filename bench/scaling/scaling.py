@@ -128,10 +128,15 @@ def main(arguments):
         if len(visible) < max(1, gpus):
             print(f"skipped: {len(visible)} GPUs are visible, {max(1, gpus)} are needed")
             return 77
-        todo = [job for job in todo if job.name not in earlier or earlier[job.name] not in report.GOOD]
+        left = [job for job in todo if job.name not in earlier or earlier[job.name] not in report.GOOD]
         runner = Runner(options.out, visible[:gpus])
         jobs.write_text(options.out)
-        runner.run_all(todo, options.side_by_side)
+        try:
+            runner.run_all(left, options.side_by_side)
+        except KeyboardInterrupt:
+            report.write(options.out)
+            print(f"ended; --resume goes on with what is left, {options.out / 'report.md'} has what is there")
+            return 130
     is_good = report.write(options.out)
     print(f"{options.out / 'report.md'} is written")
     return 0 if is_good else 1

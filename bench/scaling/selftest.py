@@ -3,9 +3,13 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
+import signal
 import sys
 import tempfile
+import threading
+import time
 import unittest
 import unittest.mock
 
@@ -64,6 +68,13 @@ class Report(unittest.TestCase):
         report.write(self.out)
         self.assertIn("| FSDP step of 8192 tokens: 1.05 of the computation | 1.05 | holds |", self.text())
         self.assertIn("| combine: 300 GB/s of wire | 299 | MISSED |", self.text())
+
+    def test_what_a_job_leaves_that_was_ended_is_read(self):
+        self.write("comm 8", [row("all_gather", "NCCL", 125, 64 * MIB), row("all_gather", "NCCL", 5, 4096), row("all_gather", "peer copies", 6, 4096)])
+        with open(self.out / "comm 8.jsonl", "a") as rows:
+            rows.write('{"ranks":8,"mode":"thr')
+        self.assertEqual(self.bars()["all-gather and reduce"], ("all_gather 4 KiB 1.20", False))
+        self.assertIsNone(self.bars()["all_gather of 64 MiB"][1])
 
     def test_slower_than_nccl_at_one_size_is_named(self):
         self.write("comm 8", [row("all_gather", "peer copies", 100, 4096), row("all_gather", "NCCL", 80, 4096)])
@@ -203,6 +214,15 @@ class Jobs(unittest.TestCase):
             gpus = pathlib.Path(folder, "gpus").read_text().split()
         self.assertEqual(ends, {"x": 0, "y": 0, "both": 0})
         self.assertEqual((sorted(gpus[:2]), sorted(gpus[2].split(","))), (["0", "1"], ["0", "1"]))
+
+    def test_a_run_that_is_ended_ends_its_jobs_and_says_what_is_left(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(scaling, "visible_gpus", return_value=["0"]), \
+                unittest.mock.patch.object(jobs, "jobs", return_value=[jobs.Job("sleeps", "tests", 1, ("sleep", "30"))]):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            start = time.monotonic()
+            code, text = self.output("--build", folder, "--out", f"{folder}/out")
+            self.assertEqual((code, "--resume goes on" in text), (130, True), text)
+            self.assertLess(time.monotonic() - start, 10)
 
     def test_a_run_is_resumed_with_what_did_not_end_well(self):
         ran = []
