@@ -27,6 +27,8 @@ class Parameters {
     sharding.compute = pleat::dtype_of<T>;
     sharding.transport = o.transport;
     sharding.prefetch = o.prefetch;
+    // Products of experts take all multiprocessors, and wait until a sum gives its own back: it had better be short.
+    sharding.reduce_ctas = 64;
     return pleat::fsdp::plan(units.specs, groups.shards.sizes(), sharding);
   }
 
