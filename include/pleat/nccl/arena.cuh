@@ -86,7 +86,7 @@ class NcclArena {
     make_domain();
     for (const detail::ArenaSize& wanted : block_->stage.all_gather_host("arena", size_)) size_.take(wanted);
     log_ = detail::WindowLog(size_);
-    if (domain_size_ > 1) make_window();
+    if (domain_size_ > 1 && block_bytes() > 0) make_window();  // operations by collectives alone map nothing
   }
 
   /// Whether the group (world ranks) lies in this arena, in one domain of GPUs that see each other's memory.
