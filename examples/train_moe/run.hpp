@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -54,16 +55,16 @@ class Run {
     if (options.log_routing) {
       routing = formatted("%016llx", static_cast<unsigned long long>(record.take_digest(step - 1)));
     }
-    json << formatted(
-                "{\"step\": %lld, \"loss\": %.17g, \"balance\": %.17g, \"norm\": %.17g, \"lr\": %.17g, "
-                "\"tokens\": %lld, \"seconds\": %.6f, \"tokens_per_second\": %.1f, \"tflops\": %.6g, ",
-                static_cast<long long>(step), report.loss, report.balance, report.norm, report.learning_rate,
-                static_cast<long long>(report.tokens), seconds, speed, tflops)
-         << formatted(
-                "\"forward\": %.6f, \"backward\": %.6f, \"pairs\": %.6f, \"waiting\": %.6f, \"gradient_norm\": "
-                "%.6f, \"update\": %.6f, ",
-                times.forward, times.backward, times.pairs, times.waiting, times.norm, times.update)
-         << formatted("\"peak_bytes\": %lld, \"routing\": \"%s\", \"commit\": \"%s\"}\n",
+    json << formatted("{\"step\": %lld, \"tokens\": %lld", static_cast<long long>(step),
+                      static_cast<long long>(report.tokens))
+         << number("loss", "%.17g", report.loss) << number("balance", "%.17g", report.balance)
+         << number("norm", "%.17g", report.norm) << number("lr", "%.17g", report.learning_rate)
+         << number("seconds", "%.6f", seconds) << number("tokens_per_second", "%.1f", speed)
+         << number("tflops", "%.6g", tflops) << number("forward", "%.6f", times.forward)
+         << number("backward", "%.6f", times.backward) << number("pairs", "%.6f", times.pairs)
+         << number("waiting", "%.6f", times.waiting) << number("gradient_norm", "%.6f", times.norm)
+         << number("update", "%.6f", times.update)
+         << formatted(", \"peak_bytes\": %lld, \"routing\": \"%s\", \"commit\": \"%s\"}\n",
                       static_cast<long long>(peak_bytes), routing.c_str(), train_moe_commit)
          << std::flush;
     require_written(json, "--json " + options.json);
@@ -88,6 +89,10 @@ class Run {
     char text[640];
     std::snprintf(text, sizeof(text), format, values...);
     return text;
+  }
+  /// A member of a line of JSON, which has no NaN and no infinity: null.
+  static std::string number(const char* name, const char* format, double value) {
+    return formatted(", \"%s\": ", name) + (std::isfinite(value) ? formatted(format, value) : "null");
   }
   /// Where a file is named, before anything is trained. Errors: usage_error.
   static void open(std::ofstream& file, const std::string& flag, const std::string& name) {

@@ -51,6 +51,7 @@ TEST_CASE("a log holds its steps once each and in order, of one commit, in finit
   refuses(line(1) + line(2, "abd"), "another commit");
   refuses(line(1) + line(2, "abc", "nan"), "\"loss\" is no finite number");
   refuses(line(1) + line(2, "abc", "5.5x"), "\"loss\" is no finite number");
+  refuses(line(1) + line(2, "abc", "null"), "\"loss\" is no finite number");
   refuses("", "holds 0 of 2 steps");
   CHECK_THROWS_WITH_AS(read_log("no such log", 1, 2), "no such log cannot be read", train_moe::usage_error);
   CHECK_THROWS_WITH_AS(require_one_commit({log, read(line(1, "x") + line(2, "x"))}), "logs of two commits, abc and x",
