@@ -37,8 +37,10 @@ class Row:
 
     def can_compile(self, options):
         compiler = self.compiler(options)
+        if shutil.which(compiler[0]) is None:
+            return False
         if self.needs is None:
-            return shutil.which(compiler[0]) is not None
+            return True
         command = [*compiler, "-E", "-x", "c++", "-o", os.devnull, "-"]
         return subprocess.run(command, input=f"#include <{self.needs}>\n", text=True, capture_output=True).returncode == 0
 
@@ -53,18 +55,25 @@ class Row:
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--compiler", default="g++", help="command and flags of the compiler")
-    options.add_argument("--nvcc", default="nvcc -arch=sm_90a", help="the same for .cu")
-    options.add_argument("--repeat", type=int, default=11, help="compiles of each row; the median counts")
-    options.add_argument("--check", action="store_true", help="exit 1 when a row is over its budget")
-    options.add_argument("--slack", type=float, default=1, help="times the budget, for a machine that is busy or slow")
-    options.add_argument("part", nargs="*", help="measure only rows whose name has one of these parts")
-    options = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", default="g++", help="command and flags of the compiler")
+    parser.add_argument("--nvcc", default="nvcc -arch=sm_90a", help="the same for .cu")
+    parser.add_argument("--repeat", type=int, default=11, help="compiles of each row; the median counts")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a row is over its budget")
+    parser.add_argument("--slack", type=float, default=1, help="times the budget, for a machine that is busy or slow")
+    parser.add_argument("part", nargs="*", help="measure only rows whose name has one of these parts")
+    options = parser.parse_args()
+    if options.repeat < 1:
+        parser.error(f"--repeat {options.repeat}: 1 or more")
 
-    sources = sorted([*HERE.rglob("*.cpp"), *HERE.rglob("*.cu")])
-    rows = {row.name: row for row in map(Row, sources) if row.can_compile(options)}
-    wanted = [row for row in rows.values() if not options.part or any(part in row.name for part in options.part)]
+    every = [Row(path) for path in sorted([*HERE.rglob("*.cpp"), *HERE.rglob("*.cu")])]
+    if unknown := [part for part in options.part if not any(part in row.name for row in every)]:
+        parser.error(f"no row's name has {' or '.join(unknown)} in it; the rows are {', '.join(row.name for row in every)}")
+    rows = {row.name: row for row in every if row.can_compile(options)}
+    asked = [row for row in every if not options.part or any(part in row.name for part in options.part)]
+    wanted = [row for row in asked if row.name in rows]
+    if not wanted:
+        sys.exit(f"nothing was measured: neither `{options.compiler}` nor `{options.nvcc}` compiles a row that was asked for")
     needed = {row.name for row in wanted}
     for row in wanted:
         while row.base:
@@ -86,6 +95,8 @@ def main():
         over += late
         print(f"{row.name:<28} {median:8.3f} {adds:8.3f} {row.budget:8.3f}  {'OVER' if late else 'ok':<4}"
               f"{' over ' + row.base if row.base else ''}")
+    if left_out := [row.name for row in asked if row.name not in rows]:
+        print(f"left out, as their compiler or library is not here: {', '.join(left_out)}")
     sys.exit(1 if options.check and over else 0)
 
 

@@ -12,6 +12,7 @@ Run: check_snippets.py <work folder> <compiler> [<program>=<path>]... Headers of
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -100,9 +101,14 @@ def undrawn(programs, work):
                     print(f"{page.name}: {picture}")
 
 
-def main(work, compiler, *programs):
-    work = pathlib.Path(work).resolve()
-    programs = dict(program.split("=", 1) for program in filter(None, programs))
+def main(*arguments):
+    if len(arguments) < 2:
+        sys.exit(f"{len(arguments)} arguments; {__doc__.splitlines()[-1]}")
+    work, compiler = pathlib.Path(arguments[0]).resolve(), arguments[1]
+    programs = dict(program.partition("=")[::2] for program in filter(None, arguments[2:]))
+    for name, path in {"the compiler": compiler, **programs}.items():
+        if not shutil.which(path):
+            sys.exit(f"{name}: `{path}` is no program; {__doc__.splitlines()[-1]}")
     code, consoles = blocks()
     problems = [*uncompiled(code, work, compiler), *untrue(consoles, programs, work), *undrawn(programs, work)]
     print("\n".join(problems) or f"{len(code)} blocks compile")

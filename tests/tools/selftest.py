@@ -3,6 +3,8 @@
 import contextlib
 import io
 import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -11,6 +13,7 @@ import check_includes
 import check_snippets
 import kernel_resources
 
+ROOT = pathlib.Path(__file__).parents[2]
 ONCE = "#pragma once\n"
 CLEAN = {
     "include/pleat/version.hpp": ONCE,
@@ -128,6 +131,28 @@ class SnippetsNotice(unittest.TestCase):
             found = list(check_snippets.uncompiled({"page.1": "#include <pleat/no.hpp>\n"}, pathlib.Path(folder), "true"))
         for text in ("there is no pleat/no.hpp", "included 0 times", "which no page has"):
             self.assertTrue(any(text in problem for problem in found), text)
+
+
+class CallsNotice(unittest.TestCase):
+    """A call that checks nothing fails, and one line says why."""
+
+    def says(self, script, arguments, *texts):
+        done = subprocess.run([sys.executable, ROOT / script, *arguments], capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0, script)
+        self.assertNotIn("Traceback", done.stderr)
+        for text in texts:
+            self.assertIn(text, done.stderr.splitlines()[-1])
+
+    def test_snippets(self):
+        self.says("tests/tools/check_snippets.py", [], "0 arguments", "<work folder> <compiler>")
+        self.says("tests/tools/check_snippets.py", ["work", "no_compiler"], "`no_compiler` is no program")
+        self.says("tests/tools/check_snippets.py", ["work", sys.executable, "mesh_map"], "mesh_map", "is no program")
+
+    def test_compile_time(self):
+        measure = "bench/compile_time/measure.py"
+        self.says(measure, ["--check", "headers/comm", "no_header"], "no_header", "headers/comm.cpp")
+        self.says(measure, ["--check", "--repeat", "0"], "--repeat 0: 1 or more")
+        self.says(measure, ["--check", "--compiler", "no_compiler", "--nvcc", "no_nvcc"], "nothing was measured", "no_compiler")
 
 
 class ResourcesNotice(unittest.TestCase):
