@@ -10,6 +10,7 @@ import unittest
 
 import check_errors
 import check_includes
+import check_links
 import check_snippets
 import kernel_resources
 
@@ -111,6 +112,21 @@ class CheckersNotice(unittest.TestCase):
         self.expect(check_errors, {"tests/unit/core/error_test.cpp": "// M01"}, "M01", "no test names it")
         self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| `F02` | x |\n"}, "F02", "nothing raises it")
         self.expect(check_errors, {"docs/errors.md": CLEAN["docs/errors.md"] + "| M01 | x |\n"}, "2 rows")
+
+
+    def test_links(self):
+        page = "# The *one* `page`\n## What it costs, in us\n## Same\n## Same\n```sh\n# no heading\n[a](b)\n```\n"
+        good = "[e](docs/one.md#what-it-costs-in-us) [g](docs/one.md#same-1) [h](docs/one.md#the-one-page) [d](docs) [w](https://a.b/c#d) `[x](y)`\n"
+        tree = {"docs/one.md": page + "[self](#same)\n", "README.md": good}
+        self.assertEqual(self.problems(check_links, tree), [])
+        for link, text in (
+            ("docs/two.md", "no such file"),
+            ("docs/one.md#no-heading", "no such heading"),
+            ("docs/one.md#same-2", "no such heading"),
+            ("#same", "no such heading"),
+            ("docs/two.svg", "no such file"),
+        ):
+            self.expect(check_links, {**tree, "README.md": good + f"[l]({link})\n"}, f"README.md: {link} leads nowhere", text)
 
 
 class SnippetsNotice(unittest.TestCase):
