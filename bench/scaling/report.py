@@ -1,6 +1,7 @@
 """Tables, bars and plots from what the jobs left in a folder."""
 import dataclasses
 import json
+import math
 import pathlib
 import re
 from functools import partial
@@ -9,31 +10,50 @@ import jobs
 from plot import line_plot
 
 GOOD = (0, 77)
+OUT_OF_TIME, NOT_STARTED, INTERRUPTED = 124, 127, 130  # as a shell has them
 BF16 = 2.0**-8  # one rounding, relative
 WIRE_BAR_GB_PER_S, RING_BAR, FSDP_BAR, GATHER_BAR = 300, 0.93, 1.05, 1.2
 MIB = 1 << 20
 
 
 def verdict(code):
-    return {0: "ok", 77: "skipped", 124: "FAILED (out of time)"}.get(code, f"FAILED ({code})")
+    return {0: "ok", 77: "skipped", OUT_OF_TIME: "FAILED (out of time)", NOT_STARTED: "FAILED (cannot be started)",
+            INTERRUPTED: "interrupted"}.get(code, f"FAILED ({code})")
+
+
+def read_lines(path):
+    """Its rows with numbers that JSON has not as NaN, and the numbers of lines that a job was ended in."""
+    rows, unreadable = [], []
+    text = path.read_text(errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
+        try:
+            rows.append({key: math.nan if value is None else value for key, value in json.loads(line).items()})
+        except (ValueError, AttributeError):
+            unreadable.append(number)
+    return rows, unreadable
 
 
 def read_rows(path):
-    """Without a last line that a job was ended in."""
-    path = pathlib.Path(path)
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    """Without lines that a job was ended in."""
+    return read_lines(pathlib.Path(path))[0]
+
+
+def keep_readable(path):
+    """Removes lines that a run was ended in, and ends the last one."""
+    if path.exists():
+        path.write_text("".join(json.dumps(row) + "\n" for row in read_rows(path)))
 
 
 def ends_of_jobs(folder):
     """{name: exit code}, of each job's last run."""
-    return {row["name"]: row["code"] for row in read_rows(pathlib.Path(folder) / "jobs.jsonl")}
+    return {row["name"]: row["code"] for row in read_rows(pathlib.Path(folder) / "jobs.jsonl") if "name" in row and "code" in row}
 
 
 def find(rows, operation, way="", title="", **more):
     """The fastest of the operation's rows whose way and title begin like this; None where there is none."""
     found = [row for row in rows if row["operation"].strip() == operation and row["way"].startswith(way)
              and row["title"].startswith(title) and all(row[key] == value for key, value in more.items())]
-    return min(found, key=lambda row: row["us"], default=None)
+    return min(found, key=lambda row: (math.isnan(row["us"]), row["us"]), default=None)
 
 
 class Results:
@@ -94,7 +114,7 @@ class Results:
 
     def tokens_per_s(self, what, mesh):
         speeds = sorted(step["tokens_per_second"] for step in self.steps(what, mesh)[1:])
-        return speeds[len(speeds) // 2] if speeds else None
+        return None if not speeds else speeds[len(speeds) // 2] if all(map(math.isfinite, speeds)) else math.nan
 
     def efficiency(self, what, mesh, n):
         """Tokens per second per GPU, over those of one GPU."""
@@ -102,11 +122,25 @@ class Results:
         return mine and alone and mine / n / alone
 
     def loss_distance(self, what, mesh):
-        """The largest relative distance of a step's loss from one rank's; None where one of both is missing."""
+        """The largest relative distance of a step's loss from one rank's, infinite where one is no number; None where one of both is missing."""
         mine, alone = self.steps(what, mesh), self.steps(what, jobs.ONE_RANK)
         if not mine or len(mine) != len(alone):
             return None
-        return max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(mine, alone))
+        distances = [abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(mine, alone)]
+        return max(distances) if all(map(math.isfinite, distances)) else math.inf
+
+    def diverged(self):
+        """Each run of the trainer in which a loss is no number, with its first such step."""
+        for what in ("losses", "losses in-process", "strong", "weak"):
+            for mesh in (mesh for n in jobs.COUNTS for mesh in jobs.MESHES[n]):
+                if place := next((i for i, step in enumerate(self.steps(what, mesh), 1) if not math.isfinite(step["loss"])), None):
+                    yield f"{what} {mesh}: the loss of step {place} is no finite number"
+
+    def unreadable(self):
+        """Each line of a job that is no row of JSON."""
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for number in read_lines(path)[1]:
+                yield f"{path.name}, line {number}"
 
 
 def bars(results, n=8):
@@ -116,7 +150,7 @@ def bars(results, n=8):
     for operation in ("all_gather", "reduce_scatter"):
         for size in sorted({row["bytes"] for row in rows if row["operation"] == operation}):
             own, nccl = (results.comm(operation, way, n, size) for way in ("peer", "NCCL"))
-            if own and nccl and own["us"] > nccl["us"]:
+            if own and nccl and not own["us"] <= nccl["us"]:
                 slower.append(f"{operation} {size >> 10} KiB {own['us'] / nccl['us']:.2f}")
     yield "all-gather and reduce: not slower than NCCL at any size", ", ".join(slower) or ("none slower" if rows else "-"), not slower if rows else None
     for operation in ("all_gather", "reduce_scatter"):
@@ -132,6 +166,10 @@ def bars(results, n=8):
         yield f"{name}: {WIRE_BAR_GB_PER_S} GB/s of wire", _number(rate), rate and rate >= WIRE_BAR_GB_PER_S
     ratio = results.fsdp_ratio("fp32", n)
     yield f"FSDP step of 8192 tokens: {FSDP_BAR} of the computation", _number(ratio), ratio and ratio <= FSDP_BAR
+
+
+def _is_number(value):
+    return value is not None and math.isfinite(value)
 
 
 def _number(value):
@@ -180,27 +218,36 @@ def sections(r):
                    for what in ("strong", "weak")})
 
 
-def write(folder):
-    """Writes report.md and the plots. Whether every job ended well, left its numbers, and losses are one rank's."""
+def write(folder, not_run=()):
+    """Writes report.md and the plots. Whether every job ended well, left its numbers, and losses are one rank's.
+
+    `not_run`: names of jobs that an interrupted run did not come to.
+    """
     results = Results(folder)
-    failed = [name for name, code in results.ends.items() if code not in GOOD]
-    lines = ["# On 1, 2, 4 and 8 GPUs", "", f"{len(results.ends)} jobs, {len(failed)} of them failed."]
-    lines += [f"- {verdict(results.ends[name])}: {name}; the end of logs/{name}.txt: `{_last_line(results.folder, name)}`" for name in failed] + [""]
+    cut = [name for name, code in results.ends.items() if code == INTERRUPTED]
+    failed = [name for name, code in results.ends.items() if code not in GOOD and code != INTERRUPTED]
+    diverged, unreadable = list(results.diverged()), list(results.unreadable())
+    lines = ["# On 1, 2, 4 and 8 GPUs", "", f"{len(results.ends)} jobs, {len(failed)} of them failed{f', {len(cut)} interrupted' if cut else ''}."]
+    lines += [f"- {verdict(results.ends[name])}: {name}; the end of logs/{name}.txt: `{_last_line(results.folder, name)}`" for name in failed]
+    lines += [f"- interrupted: {name}" for name in cut]
+    lines += [f"- not run: {name}" for name in not_run if name not in cut]
+    lines += [f"- DIVERGED: {text}" for text in diverged] + [f"- left out, no JSON: {text}" for text in unreadable] + [""]
     missing = []
     for section in sections(results):
         found = {}
         for name, (job, number) in section.series.items():
             found[name] = {n: number(n) for n in jobs.COUNTS}
-            missing += [f"{job(n)}: {section.heading}: {name}" for n in jobs.COUNTS if found[name][n] is None and results.ends.get(job(n)) == 0]
+            missing += [f"{job(n)}: {section.heading}: {name}" for n in jobs.COUNTS if not _is_number(found[name][n]) and results.ends.get(job(n)) == 0]
         counts = [n for n in jobs.COUNTS if any(numbers[n] is not None for numbers in found.values())]
         if not counts:
             continue
         lines += [f"## {section.heading}", ""]
         lines += table(["", *map(str, counts)], [[name, *(numbers[n] for n in counts)] for name, numbers in found.items()])
-        points = {name: [(n, y) for n, y in numbers.items() if y is not None] for name, numbers in found.items()}
-        plot = line_plot(section.heading, "GPUs", section.unit, {name: of for name, of in points.items() if of})
-        (results.folder / f"{section.plot}.svg").write_text(plot)
-        lines += [f"![{section.heading}]({section.plot}.svg)", ""]
+        points = {name: [(n, y) for n, y in numbers.items() if _is_number(y)] for name, numbers in found.items()}
+        if any(y > 0 for of in points.values() for _, y in of):
+            plot = line_plot(section.heading, "GPUs", section.unit, {name: of for name, of in points.items() if of})
+            (results.folder / f"{section.plot}.svg").write_text(plot)
+            lines += [f"![{section.heading}]({section.plot}.svg)", ""]
     meshes, far = _meshes(results)
     lines += meshes
     lines += ["## Bars of eight GPUs", ""]
@@ -208,7 +255,7 @@ def write(folder):
     if missing:
         lines += ["## Numbers that jobs which ended well did not leave", "", *(f"- {text}" for text in missing), ""]
     (results.folder / "report.md").write_text("\n".join(lines))
-    return not failed and not missing and not far
+    return not (failed or cut or not_run or missing or far or diverged or unreadable)
 
 
 def _last_line(folder, name):
@@ -225,7 +272,7 @@ def _meshes(results):
             speeds = [f(what) for what in ("weak", "strong") for f in (partial(results.tokens_per_s, mesh=mesh), partial(results.efficiency, mesh=mesh, n=n))]
             peak = [step["peak_bytes"] / 2**30 for step in results.steps("weak", mesh)[-1:]]
             distances = [results.loss_distance(what, mesh) for what in ("losses", "losses in-process")]
-            far = far or any(d is not None and d > BF16 for d in distances)
+            far = far or any(d is not None and not d <= BF16 for d in distances)
             if any(value is not None for value in speeds + distances):
                 rows.append([mesh, str(n), *speeds, *(peak or [None]), *(_distance(d) for d in distances)])
     head = ["mesh", "GPUs", "tokens/s, weak", "of one GPU's", "tokens/s, strong", "of one GPU's", "GiB", "loss from one rank", "the same, ranks share GPUs"]

@@ -8,10 +8,12 @@ peers, and the trainer on folded meshes; then writes report.md and its plots.
 --side-by-side runs jobs that take fewer GPUs than there are at the same time: sooner done, less exact. --in-process adds
 the trainer's meshes of up to 8 ranks as threads that share the GPUs there are. --resume goes on in an earlier run's
 folder with the jobs that did not end well; --report makes only its report again. --dry-run lists what would run, on 8
-GPUs where none is visible. A job that fails or takes too long is said and the next one is run; exit code 1.
+GPUs where none is visible. A job that cannot be started, fails or takes too long is named and the next one is run; exit
+code 1. SIGINT, SIGTERM and SIGHUP end the run with its jobs; it names what is left and writes its report; exit code 130.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -19,10 +21,13 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jobs
 import report
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of the keyboard, of whoever lends the machine, of a closed terminal
 
 
 def visible_gpus():
@@ -36,50 +41,92 @@ def visible_gpus():
     return [str(gpu) for gpu in range(found)]
 
 
+@contextlib.contextmanager
+def interrupting_signals():
+    """The first of them raises KeyboardInterrupt, more have no effect. One that was ignored, as by nohup, stays so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = [number for number in SIGNALS if before[number] != signal.SIG_IGN]
+
+    def interrupt(*_):
+        for number in taken:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+
+
 class Runner:
     """Runs jobs, each on GPUs of its own; what they print goes to logs/<name>.txt, how they ended to jobs.jsonl."""
 
     def __init__(self, out, gpus):
         self.out, self.free, self.running = out, queue.SimpleQueue(), set()
+        self.starting, self.interrupted = threading.Lock(), False
         self.gpus = len(gpus)
         for gpu in gpus:
             self.free.put(gpu)
         (out / "logs").mkdir(parents=True, exist_ok=True)
 
     def run(self, job, gpus):
-        """The exit code; 124 when time was up."""
+        """The exit code; one of report's own when it could not be started, time was up, or the run was interrupted."""
         environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         with open(self.out / "logs" / f"{job.name}.txt", "w") as output:
-            process = subprocess.Popen([str(word) for word in job.command], stdout=output, stderr=subprocess.STDOUT,
-                                       env=environment, start_new_session=True)
-            self.running.add(process)
+            with self.starting:
+                if self.interrupted:
+                    return report.INTERRUPTED
+                try:
+                    process = subprocess.Popen([str(word) for word in job.command], stdout=output, stderr=subprocess.STDOUT,
+                                               env=environment, start_new_session=True)
+                except OSError as error:
+                    output.write(f"{error}\n")
+                    return report.NOT_STARTED
+                self.running.add(process)
             try:
-                return process.wait(job.time_limit_s)
+                code = process.wait(job.time_limit_s)
             except subprocess.TimeoutExpired:
-                self.end(process)
-                return 124
+                code = report.OUT_OF_TIME
             finally:
+                self.end(process)  # with what it has left running
                 self.running.discard(process)
+            return report.INTERRUPTED if self.interrupted and code not in report.GOOD else code
 
     @staticmethod
     def end(process):
         """With all that it has started."""
-        os.killpg(process.pid, 9)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         process.wait()
 
+    def end_all(self):
+        """What runs, and what has GPUs and was not started yet."""
+        with self.starting:
+            self.interrupted = True
+            running = list(self.running)
+        for process in running:
+            self.end(process)
+
     def run_all(self, todo, side_by_side):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # no job outlives this program
-        with open(self.out / "jobs.jsonl", "a") as done, concurrent.futures.ThreadPoolExecutor(self.gpus) as pool:
+        """Errors: KeyboardInterrupt where a signal asks to end; no job outlives that."""
+        with interrupting_signals(), open(self.out / "jobs.jsonl", "a") as done, concurrent.futures.ThreadPoolExecutor(self.gpus) as pool:
 
             def work(place, job, gpus):
-                start = time.monotonic()
-                code = self.run(job, gpus)
-                seconds = time.monotonic() - start
-                print(f"[{place}/{len(todo)}] {job.name}: {report.verdict(code)}, {seconds:.0f} s", flush=True)
-                done.write(json.dumps({"name": job.name, "ranks": job.ranks, "code": code, "seconds": round(seconds, 1)}) + "\n")
-                done.flush()
-                for gpu in gpus:
-                    self.free.put(gpu)
+                try:
+                    start = time.monotonic()
+                    code = self.run(job, gpus)
+                    seconds = time.monotonic() - start
+                    done.write(json.dumps({"name": job.name, "ranks": job.ranks, "code": code, "seconds": round(seconds, 1)}) + "\n")
+                    done.flush()
+                    print(f"[{place}/{len(todo)}] {job.name}: {report.verdict(code)}, {seconds:.0f} s", flush=True)
+                finally:
+                    for gpu in gpus:
+                        self.free.put(gpu)
 
             try:
                 futures = []
@@ -89,8 +136,7 @@ class Runner:
                 for future in futures:
                     future.result()
             except KeyboardInterrupt:
-                for process in list(self.running):
-                    self.end(process)
+                self.end_all()
                 raise
 
 
@@ -129,14 +175,21 @@ def main(arguments):
             print(f"skipped: {len(visible)} GPUs are visible, {max(1, gpus)} are needed")
             return 77
         left = [job for job in todo if job.name not in earlier or earlier[job.name] not in report.GOOD]
-        runner = Runner(options.out, visible[:gpus])
-        jobs.write_text(options.out)
+        try:
+            runner = Runner(options.out, visible[:gpus])
+            jobs.write_text(options.out)
+            report.keep_readable(options.out / "jobs.jsonl")
+        except OSError as error:
+            parser.error(f"--out {options.out} cannot be written: {error}")
         try:
             runner.run_all(left, options.side_by_side)
         except KeyboardInterrupt:
-            report.write(options.out)
-            print(f"ended; --resume goes on with what is left, {options.out / 'report.md'} has what is there")
-            return 130
+            ends = report.ends_of_jobs(options.out)
+            not_run = [job.name for job in left if ends.get(job.name, report.INTERRUPTED) == report.INTERRUPTED]
+            report.write(options.out, not_run)
+            print(f"interrupted; not run to the end: {', '.join(not_run) or 'none'}")
+            print(f"--resume goes on with what is left, {options.out / 'report.md'} has what is there")
+            return report.INTERRUPTED
     is_good = report.write(options.out)
     print(f"{options.out / 'report.md'} is written")
     return 0 if is_good else 1

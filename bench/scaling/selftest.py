@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -108,6 +109,44 @@ class Report(unittest.TestCase):
         self.write("losses pp1-dp1-cp2-ep2", losses([10, 8.1]))
         self.assertFalse(report.write(self.out))
         self.assertIn("1.2e-02 TOO FAR", self.text())
+
+    def test_a_loss_that_is_no_number_is_shown_and_fails(self):
+        """Of either side, and in the runs whose speed counts; at any step."""
+        losses = lambda values: [{"loss": v, "tokens_per_second": 1, "peak_bytes": 1} for v in values]
+        good, mesh = losses([10, 8, 7]), "pp1-dp1-cp2-ep2"
+        for bad in (losses([10, None, 7]), losses([None, 8, 7]), losses([10, 8, float("inf")])):
+            for name, said in ((f"losses {mesh}", "inf TOO FAR"), (f"losses {jobs.ONE_RANK}", "inf TOO FAR"), (f"strong {mesh}", "DIVERGED")):
+                for one in (f"losses {jobs.ONE_RANK}", f"losses {mesh}", f"strong {jobs.ONE_RANK}", f"strong {mesh}"):
+                    self.write(one, bad if one == name else good)
+                self.assertFalse(report.write(self.out))
+                self.assertIn(said, self.text())
+                self.assertIn(f"DIVERGED: {name}: the loss of step", self.text())
+        self.write(f"strong {mesh}", good)
+        self.assertTrue(report.write(self.out))
+
+    def test_times_that_are_no_number_hold_no_bar(self):
+        self.write("comm 8", [row("all_gather", "peer copies", None, 64 * MIB, None), row("all_gather", "NCCL", 80, 64 * MIB)])
+        self.ended(comm_8=0)
+        self.assertFalse(report.write(self.out))
+        self.assertEqual([self.bars()[bar][1] for bar in ("all-gather and reduce", "all_gather of 64 MiB")], [False, False])
+        self.assertIn("comm 8: Communicators: GB/s that each rank sends, 64 MiB blocks: all_gather, pleat", self.text())
+
+    def test_lines_that_are_no_json_are_left_out_and_named(self):
+        self.write("comm 8", [row("all_gather", "NCCL", 125, 64 * MIB)])
+        with open(self.out / "comm 8.jsonl", "a") as rows:
+            rows.write('{"operation": "all_g\n"half"\n{"loss": -nan}\n')
+            rows.write(json.dumps(row("all_gather", "peer copies", 100, 64 * MIB)) + '\n{"opera')
+        self.assertFalse(report.write(self.out))
+        self.assertEqual(self.bars()["all_gather of 64 MiB"], ("1.25", True))
+        for line in (2, 3, 4, 6):
+            self.assertIn(f"left out, no JSON: comm 8.jsonl, line {line}\n", self.text())
+
+    def test_jobs_that_were_interrupted_or_not_run_are_named(self):
+        self.ended(comm_2=report.INTERRUPTED)
+        self.assertFalse(report.write(self.out, ["comm 2", "moe 2"]))
+        for said in ("1 jobs, 0 of them failed, 1 interrupted.", "- interrupted: comm 2\n", "- not run: moe 2\n"):
+            self.assertIn(said, self.text())
+        self.assertNotIn("not run: comm 2", self.text())
 
     def test_a_failed_job_fails_the_report_which_says_how_it_ended(self):
         self.ended(moe_2=124)
@@ -215,14 +254,75 @@ class Jobs(unittest.TestCase):
         self.assertEqual(ends, {"x": 0, "y": 0, "both": 0})
         self.assertEqual((sorted(gpus[:2]), sorted(gpus[2].split(","))), (["0", "1"], ["0", "1"]))
 
+    def test_a_job_that_cannot_be_started_fails_and_the_next_is_run(self):
+        for side_by_side in (False, True):
+            ends, text = self.run_all([jobs.Job("none", "tests", 2, ("/nowhere/bench",)), jobs.Job("ends", "tests", 2, ("true",))], side_by_side)
+            self.assertEqual(ends, {"none": report.NOT_STARTED, "ends": 0})
+            self.assertIn("[1/2] none: FAILED (cannot be started)", text)
+
+    def test_a_build_without_programs_fails_every_job_but_peers(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(scaling, "visible_gpus", return_value=["0"]):
+            code, text = self.output("--build", folder, "--out", f"{folder}/out", "--only", "tests,moe")
+            said = pathlib.Path(folder, "out", "report.md").read_text()
+            ends = report.ends_of_jobs(f"{folder}/out")
+        self.assertEqual((code, ends["moe 1"]), (1, report.NOT_STARTED), text)
+        self.assertNotEqual(ends["tests"], 0, "a folder without tests is no tests that are ok")
+        self.assertIn("FAILED (cannot be started): moe 1; the end of logs/moe 1.txt: `", said)
+        self.assertIn(f"No such file or directory: '{folder}/bench/moe_bench'", said)
+
+    def test_what_a_job_leaves_running_is_ended(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_all([jobs.Job("leaves", "tests", 1, ("sh", "-c", f"sleep 30 & echo $! > {folder}/pid"))])
+            pid = pathlib.Path(folder, "pid").read_text().strip()
+            runs = lambda: subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()[:1] not in ("", "Z")
+            late = time.monotonic() + 10
+            while runs() and time.monotonic() < late:
+                time.sleep(0.01)
+            self.assertFalse(runs())
+
     def test_a_run_that_is_ended_ends_its_jobs_and_says_what_is_left(self):
+        """By each signal; while it waits for a GPU (more jobs than GPUs) and while it waits for its last job."""
+        for number in scaling.SIGNALS:
+            for names in (("sleeps",), ("sleeps", "waits")):
+                with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(scaling, "visible_gpus", return_value=["0"]), \
+                        unittest.mock.patch.object(jobs, "jobs", return_value=[jobs.Job(name, "tests", 1, ("sleep", "30")) for name in names]):
+                    before = signal.getsignal(number)
+                    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+                    start = time.monotonic()
+                    code, text = self.output("--build", folder, "--out", f"{folder}/out")
+                    said = pathlib.Path(folder, "out", "report.md").read_text()
+                    ends = report.ends_of_jobs(f"{folder}/out")
+                self.assertEqual((code, ends), (report.INTERRUPTED, {"sleeps": report.INTERRUPTED}), text)
+                for line in ("sleeps: interrupted", f"not run to the end: {', '.join(names)}\n", "--resume goes on"):
+                    self.assertIn(line, text)
+                self.assertIn("- interrupted: sleeps", said)
+                self.assertEqual("- not run: waits" in said, "waits" in names)
+                self.assertLess(time.monotonic() - start, 10)
+                self.assertEqual(signal.getsignal(number), before)
+
+    def test_a_signal_that_was_ignored_stays_so(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGHUP)).start()
+        self.assertEqual(self.run_all([jobs.Job("sleeps", "tests", 1, ("sleep", "0.3"))])[0], {"sleeps": 0})
+
+    def test_a_folder_that_cannot_be_made_is_named(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(scaling, "visible_gpus", return_value=["0"]):
+            pathlib.Path(folder, "file").touch()
+            for out in (f"{folder}/file", f"{folder}/file/out", "/proc/out"):
+                code, text = self.output("--build", folder, "--out", out)
+                self.assertEqual((code, f"--out {out} cannot be written" in text), (2, True), text)
+
+    def test_a_run_whose_last_line_was_cut_is_resumed(self):
         with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(scaling, "visible_gpus", return_value=["0"]), \
-                unittest.mock.patch.object(jobs, "jobs", return_value=[jobs.Job("sleeps", "tests", 1, ("sleep", "30"))]):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-            start = time.monotonic()
-            code, text = self.output("--build", folder, "--out", f"{folder}/out")
-            self.assertEqual((code, "--resume goes on" in text), (130, True), text)
-            self.assertLess(time.monotonic() - start, 10)
+                unittest.mock.patch.object(jobs, "jobs", return_value=[jobs.Job(name, "tests", 1, ("true",)) for name in "ab"]):
+            out = pathlib.Path(folder, "out")
+            out.mkdir()
+            (out / "jobs.jsonl").write_text('{"name": "a", "code": 0}\n{"name": "b", "co')
+            self.assertFalse(report.write(out))
+            code, text = self.output("--build", folder, "--out", str(out), "--resume")
+            self.assertEqual((code, report.ends_of_jobs(out)), (0, {"a": 0, "b": 0}), text)
+            self.assertNotIn("no JSON", (out / "report.md").read_text())
 
     def test_a_run_is_resumed_with_what_did_not_end_well(self):
         ran = []
