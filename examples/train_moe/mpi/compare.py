@@ -28,7 +28,8 @@ for mesh, ranks, batch in MESHES:
     arguments = ["--mesh", mesh, *MODEL, "--batch", str(batch), "--micro-batch", "1"]
     threads = steps([THREADS], arguments)
     processes = steps([MPIRUN, FLAG, str(ranks), PROCESSES], arguments)
-    equal = threads == processes and len(threads) == 3
+    finite = all(None not in step for step in threads)  # a number that is not finite is logged as null
+    equal = threads == processes and len(threads) == 3 and finite
     print(f"{mesh}: {'equal' if equal else f'FAILED: {threads} on threads, {processes} on MPI'}")
     failed = failed or not equal
 sys.exit(failed)
