@@ -139,7 +139,8 @@ class Relayout {
 
   /// out = in in the other order: in [batch, tokens of plan.from, ...], out [batch, tokens of plan.to, ...], with the
   /// same axes behind; any strides, best with contiguous rows. No overlap. Ordered on `s`.
-  /// Errors: shape_error T07 (extents), T12 (a read-only output), A04 (an output whose rows overlap).
+  /// Errors: shape_error T07 (extents), T12 (a read-only output), A04 (an output whose rows overlap); static T07 for a
+  /// type that is never on this device.
   template <class In, class Out>
   void forward(stream_type s, const In& in, const Out& out) {
     move(s, checked("in", in, before_), before_, checked_output("out", out, after_), after_);
@@ -213,7 +214,7 @@ class Relayout {
 
   template <class T>
   TensorRef checked(const char* what, const T& t, const Side& side) const {
-    const TensorRef ref = as_tensor(t);
+    const TensorRef ref = as_tensor(t, KnownDevice<typename Executor::device_type>{});
     std::int64_t row_elems = 1;
     for (int axis = 2; axis < ref.rank(); ++axis) row_elems *= ref.extent(axis);
     if (ref.rank() < 2 || ref.dtype() != plan_.shape.dtype || ref.device().kind != executor_.device().kind ||
@@ -226,7 +227,7 @@ class Relayout {
   }
   template <class T>
   TensorRef checked_output(const char* what, const T& t, const Side& side) const {
-    const TensorRef ref = checked(what, as_writable(what, t), side);
+    const TensorRef ref = checked(what, as_writable(what, t, KnownDevice<typename Executor::device_type>{}), side);
     pleat::detail::require_distinct_rows(what, ref);
     return ref;
   }

@@ -298,7 +298,7 @@ class RingAttention {
   }
   template <class T, class... Dims>
   TensorRef output(const char* what, const T& t, Dims... dims) const {
-    const TensorRef ref = input(what, as_writable(what, t), dims...);
+    const TensorRef ref = input(what, as_writable(what, t, device), dims...);
     pleat::detail::require_distinct_rows(what, ref);
     return ref;
   }

@@ -18,12 +18,18 @@ namespace pleat::inline v0 {
 ///       static pleat::DType dtype(const my::Tensor& t);
 ///       static pleat::Device device(const my::Tensor& t);            // {kind, index}
 ///       static bool is_read_only(const my::Tensor& t);               // may be left out: not known to be
-///       static constexpr pleat::DeviceKind only_on = ...;            // may be left out: where all of them are
+///       static constexpr pleat::OnlyOn<my::Tensor> only_on{...};     // may be left out: the DeviceKind of all of them
 ///     };
 ///
 /// Shipped: TensorRef, contiguous ranges (std::span, std::vector, std::array; one axis) and mdspan-like types.
 template <class T>
 struct tensor_traits;
+
+/// Where all tensors of type `T` are. Traits of another type that derive from those of `T` do not say it of theirs.
+template <class T>
+struct OnlyOn {
+  DeviceKind kind;
+};
 
 /// A type that pleat can read as a tensor, by `tensor_traits`.
 template <class T>
@@ -59,8 +65,8 @@ struct tensor_traits<R> {
   static std::int64_t extent(const R& t, int) { return static_cast<std::int64_t>(std::ranges::size(t)); }
   static std::int64_t stride(const R&, int) { return 1; }
   static DType dtype(const R&) { return dtype_of<std::ranges::range_value_t<R>>; }
-  static constexpr DeviceKind only_on = DeviceKind::host;
-  static Device device(const R&) { return {only_on}; }
+  static constexpr OnlyOn<R> only_on{DeviceKind::host};
+  static Device device(const R&) { return {only_on.kind}; }
   static bool is_read_only(const R&) {
     return std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
   }
@@ -90,8 +96,8 @@ struct tensor_traits<T> {
     return static_cast<std::int64_t>(t.stride(static_cast<std::size_t>(axis)));
   }
   static DType dtype(const T&) { return dtype_of<typename T::value_type>; }
-  static constexpr DeviceKind only_on = DeviceKind::host;
-  static Device device(const T&) { return {only_on}; }
+  static constexpr OnlyOn<T> only_on{DeviceKind::host};
+  static Device device(const T&) { return {only_on.kind}; }
   static bool is_read_only(const T& t) {
     return !std::is_convertible_v<decltype(t.data_handle()), typename T::value_type*>;
   }
@@ -117,6 +123,23 @@ TensorRef as_tensor(const T& t) {
   }
 }
 
+/// The same for an operation on a device of `kind`. Errors: static T07 for a type that is never there.
+template <class T, DeviceKind kind>
+TensorRef as_tensor(const T& t, std::integral_constant<DeviceKind, kind>) {
+  if constexpr (requires { requires std::same_as<decltype(tensor_traits<T>::only_on), const OnlyOn<T>>; }) {
+    static_assert(
+        tensor_traits<T>::only_on.kind == kind,
+        "pleat[T07]: tensors of this type are never on the device of the operation, as tensor_traits::only_on "
+        "says: copy the data there and pass a TensorRef{pointer, {extents...}, device}");
+  }
+  return as_tensor(t);
+}
+/// The same where the kind is known at run time: the caller compares.
+template <class T>
+TensorRef as_tensor(const T& t, DeviceKind) {
+  return as_tensor(t);
+}
+
 /// The same for a tensor that is to be written, which `what` names. Errors: shape_error T12 when it may only be read.
 template <class T>
 TensorRef as_writable(const char* what, const T& t) {
@@ -125,6 +148,11 @@ TensorRef as_writable(const char* what, const T& t) {
     fail<shape_error>("pleat[T12]: ", what, " is ", ref, ", which may only be read; pass memory that may be written");
   }
   return ref;
+}
+/// The same for an operation on a device of `kind`. Errors: shape_error T12; static T07.
+template <class T, class Kind>
+TensorRef as_writable(const char* what, const T& t, Kind kind) {
+  return as_writable(what, as_tensor(t, kind));
 }
 
 /// A dimension that `expect` does not check.
@@ -135,13 +163,8 @@ inline constexpr std::int64_t any_extent = -1;
 /// Errors: shape_error T07 naming the tensor, what it is and what it must be; static T07.
 template <class T, class Kind>
 TensorRef expect(const char* what, const T& t, DType dtype, Kind kind, std::initializer_list<std::int64_t> extents) {
-  if constexpr (requires { Kind::value == tensor_traits<T>::only_on; }) {
-    static_assert(Kind::value == tensor_traits<T>::only_on,
-                  "pleat[T07]: tensors of this type are never on the device of the operation: copy the data there and "
-                  "pass a TensorRef{pointer, {extents...}, device}");
-  }
   const DeviceKind device = kind;
-  const TensorRef ref = as_tensor(t);
+  const TensorRef ref = as_tensor(t, kind);
   bool fits = ref.dtype() == dtype && ref.device().kind == device && ref.rank() == static_cast<int>(extents.size());
   int axis = 0;
   for (auto e = extents.begin(); fits && e != extents.end(); ++e, ++axis) {

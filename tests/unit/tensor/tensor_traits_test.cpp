@@ -44,6 +44,23 @@ struct pleat::tensor_traits<odd::HalfTensor> {
   static void* data(const odd::HalfTensor&) { return nullptr; }
 };
 
+namespace odd {
+/// An mdspan on a GPU, whose traits are those of any mdspan but for the device.
+struct GpuSpan {
+  using value_type = float;
+  using extents_type = int;
+  std::size_t rank() const { return 1; }
+  std::size_t extent(std::size_t) const { return 2; }
+  std::size_t stride(std::size_t) const { return 1; }
+  float* data_handle() const { return nullptr; }
+};
+struct GpuSpanOfOurs : GpuSpan {};
+}  // namespace odd
+template <>
+struct pleat::tensor_traits<odd::GpuSpanOfOurs> : pleat::tensor_traits<odd::GpuSpan> {
+  static Device device(const odd::GpuSpanOfOurs&) { return {DeviceKind::cuda, 1}; }
+};
+
 // The hook, in under 15 lines.
 template <>
 struct pleat::tensor_traits<odd::Tensor> {
@@ -160,6 +177,13 @@ TEST_CASE("expect passes what fits, and any extent where it is told so") {
   CHECK(expect("q", q, DType::f32, DeviceKind::host, {any_extent, 3, any_extent}).extent(0) == 2);
   CHECK(expect("scalar", TensorRef(data, {}), DType::f32, DeviceKind::host, {}).rank() == 0);
   CHECK(expect("empty", std::vector<float>{}, DType::f32, DeviceKind::host, {0}).elems() == 0);
+}
+
+TEST_CASE("only_on holds for the type that it names, not for traits that derive from it") {
+  const TensorRef ref = expect("q", odd::GpuSpanOfOurs(), DType::f32, KnownDevice<cuda_device>(), {2});
+  CHECK(ref.device() == Device{DeviceKind::cuda, 1});
+  CHECK_THROWS_WITH_AS(expect("q", odd::GpuSpanOfOurs(), DType::f32, KnownDevice<host_device>(), {2}),
+                       "pleat[T07]: q is f32 [2] on cuda:1; it must be f32 [2] on host", shape_error);
 }
 
 TEST_CASE("T12: a tensor that may only be read is not one to write") {
