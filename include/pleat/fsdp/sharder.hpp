@@ -153,7 +153,7 @@ class Sharder {
   template <class T>
   void load(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
-    const TensorRef full = as_tensor(tensor);
+    const TensorRef full = as_tensor(tensor, device);
     check_full("load", unit, param, full);
     dispatch_dtype(FloatTypes{}, full.dtype(), [](auto) {});
     const ShardMemory& shard = state_->shard(unit);
@@ -178,7 +178,7 @@ class Sharder {
   template <class T>
   void export_master(int unit, int param, const T& tensor, const streams_type& streams) {
     state_->check_param(unit, param);
-    export_full("export_master", unit, param, state_->shard(unit).master, as_tensor(tensor), streams);
+    export_full("export_master", unit, param, state_->shard(unit).master, as_tensor(tensor, device), streams);
   }
   template <class T>
   void export_gradient(int unit, int param, const T& tensor, const streams_type& streams) {
@@ -188,7 +188,7 @@ class Sharder {
       fail<shape_error>("pleat[F11]: parameter ", place.spec.name, " of unit ", state_->name(unit),
                         " is frozen and has no gradient to export");
     }
-    export_full("export_gradient", unit, param, state_->shard(unit).gradient, as_tensor(tensor), streams);
+    export_full("export_gradient", unit, param, state_->shard(unit).gradient, as_tensor(tensor, device), streams);
   }
 
   /// A tensor of all of a parameter, contiguous: what `load` and the exports take. Errors: F13.
@@ -210,6 +210,7 @@ class Sharder {
  private:
   using State = ShardState<Executor>;
   using leaf = core_leaf<typename Executor::device_type>;
+  static constexpr KnownDevice<typename Executor::device_type> device{};
   using peers_type = pleat::detail::peers_of<Arena>;
 
   /// Whether calls only enqueue.
