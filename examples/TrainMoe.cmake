@@ -42,6 +42,11 @@ set(latents --lora 12 --nope-dim 8 --rope-dim 4 --value-dim 6 --heads 4 --kv-hea
 pleat_add_run(train_moe_1f1b TEXT "check: loss" COMMAND train_moe --mesh pp4-dp1-cp2-ep2 --schedule 1f1b --ragged ${pipeline})
 pleat_add_run(train_moe_zbv TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp4-ep2 --schedule zbv --packed
               ${pipeline} ${latents})
+# In turn, where tokens do not fill all turns; and parameters whose gradients round to 0.
+pleat_add_run(train_moe_in_turn TEXT "check: loss" COMMAND train_moe --mesh pp1-dp2-cp1-ep1 --batch 4 --micro-batch 1 --seq 20
+              --experts 8 --top-k 3 --hidden 16 --layers 2 --steps 2 --force-balance --check)
+pleat_add_run(train_moe_gradients_of_0 TEXT "check: loss" COMMAND train_moe --mesh pp1-dp1-cp2-ep2 --batch 1 --seq 8 --hidden 7
+              --layers 5 --experts 4 --top-k 3 --inner 1 --balance none --schedule 1f1b --check --clip 0 --packed --steps 2)
 pleat_add_run(train_moe_pairs TEXT "check: loss" COMMAND train_moe --mesh pp2-dp2-cp1-ep2 --schedule 1f1b-pairs
               --times train_moe_pairs.txt ${pipeline})
 set_tests_properties(train_moe_pairs PROPERTIES FIXTURES_SETUP train_moe_times)
@@ -59,6 +64,18 @@ pleat_add_run(train_moe_refuses_a_mesh EXIT 2 TEXT "pleat.M02.*1 2 4 8" COMMAND 
 pleat_add_run(train_moe_refuses_a_folder EXIT 2 TEXT "is a directory" COMMAND train_moe ${small} --text .)
 pleat_add_run(train_moe_refuses_times EXIT 2 TEXT "--times /nonexistent/x cannot be written" COMMAND train_moe ${small}
               --times /nonexistent/x)
+pleat_add_run(train_moe_refuses_documents_of_one_token EXIT 2 TEXT "--seq 3 with --packed.*valid: 4 or more"
+              COMMAND train_moe --packed --seq 3)
+# Saved once, and no step left.
+add_test(NAME train_moe_empties_a_folder COMMAND ${CMAKE_COMMAND} -E rm -rf train_moe_saved)
+pleat_add_run(train_moe_saves COMMAND train_moe ${small} --save train_moe_saved)
+pleat_add_run(train_moe_refuses_to_save_twice EXIT 2 TEXT "a checkpoint train_moe_saved/step-000000003, which this run would"
+              COMMAND train_moe ${small} --save train_moe_saved)
+pleat_add_run(train_moe_refuses_no_step EXIT 2 TEXT "has step 3, so no step is left of --steps 3; valid: 4 or more"
+              COMMAND train_moe ${small} --load train_moe_saved)
+set_tests_properties(train_moe_empties_a_folder PROPERTIES LABELS example TIMEOUT 300 FIXTURES_SETUP train_moe_no_checkpoint)
+set_tests_properties(train_moe_saves PROPERTIES FIXTURES_REQUIRED train_moe_no_checkpoint FIXTURES_SETUP train_moe_checkpoint)
+set_tests_properties(train_moe_refuses_to_save_twice train_moe_refuses_no_step PROPERTIES FIXTURES_REQUIRED train_moe_checkpoint)
 pleat_add_run(train_moe_names_the_missing_memory EXIT 1 TEXT "pleat.T11.*bytes of host memory"
               COMMAND train_moe --hidden 65536 --layers 1024 --experts 4096 --seq 1024)
 if(EXISTS /dev/full)

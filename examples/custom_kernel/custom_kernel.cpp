@@ -1,8 +1,9 @@
 // Ring attention with a kernel of one's own, on the ranks of one process: custom_kernel [cp]. What 1 rank and cp ranks
 // compute must agree, and the gradient must be the slope of the output.
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -90,7 +91,16 @@ Tensors random_inputs() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int cp = argc > 1 ? std::atoi(argv[1]) : 4;
+  int cp = 4;
+  if (argc > 1) {
+    const char* const end = argv[1] + std::strlen(argv[1]);
+    const auto [stop, failure] = std::from_chars(argv[1], end, cp);
+    const bool is_number = failure == std::errc{} && stop == end;
+    if (argc > 2 || !is_number || cp < 1 || cp > tokens / 2 || tokens % (2 * cp) != 0) {
+      std::fprintf(stderr, "custom_kernel: cp \"%s\"; valid: one number of 1 2 3 4 6 8 12 24\n", argv[argc - 1]);
+      return 2;
+    }
+  }
   const float cap = 1;
   Tensors alone = random_inputs();
   attend(1, cap, alone);

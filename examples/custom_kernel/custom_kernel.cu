@@ -112,12 +112,17 @@ double relative(const std::vector<pleat::bfloat16>& x, const std::vector<pleat::
 }  // namespace
 
 int main(int argc, char** argv) {
+  const int cp = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (argc > 2 || cp < 1 || cp > tokens / 2 || tokens % (2 * cp) != 0) {
+    std::fprintf(stderr, "custom_kernel_cuda: cp \"%s\"; valid: one power of two from 1 to %d\n", argv[argc - 1],
+                 tokens / 2);
+    return 2;
+  }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::puts("skipped: no GPU");
     return 77;
   }
-  const int cp = argc > 1 ? std::atoi(argv[1]) : 2;
   std::vector<double> apart(static_cast<std::size_t>(cp));
   pleat::run_cuda_ranks(cp, [&](pleat::CudaThreadComm& world) {
     std::mt19937 generator(static_cast<unsigned>(world.rank()));

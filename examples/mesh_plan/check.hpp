@@ -29,12 +29,20 @@ inline std::vector<std::string> cells(const std::string& line) {
   return all;
 }
 
-/// What a run had for the setting `name`, or what was measured of it. Errors: those of settings.
+inline double measured_number(const std::string& name, const std::string& text) {
+  const auto value = number<double>(name, text);
+  if (!(value > 0 && value <= 1e12)) {
+    pleat::fail<pleat::shape_error>("pleat[N06]: ", name, " ", text, " was not measured; valid: above 0, up to 1e12");
+  }
+  return value;
+}
+/// What a run had for the setting `name`, or what was measured of it. Errors: shape_error N06 for a measured 0, and
+/// those of settings.
 inline void set_cell(Measured& run, const std::string& name, const std::string& value) {
   if (name == "peak-gib") {
-    run.peak_gib = number<double>(name, value);
+    run.peak_gib = measured_number(name, value);
   } else if (name == "step-ms") {
-    run.step_ms = number<double>(name, value);
+    run.step_ms = measured_number(name, value);
   } else {
     set(run.request, name, value);
   }

@@ -25,9 +25,9 @@ HOST = [
     ("pp1-dp2-cp2-ep4", {"optimizer": "muon", "transport": "collective"}),
     ("pp1-dp3-cp1-ep3", {"experts": 9, "seq": 96, "hidden": 48}),
     ("pp4-dp1-cp2-ep1", {"schedule": "1f1b", "micro-batches": 8}),
-    ("pp2-dp2-cp2-ep2", {"schedule": "zbv", "micro-batches": 4}),
-    ("pp4-dp2-cp1-ep2", {"schedule": "zbv", "micro-batches": 9, "layers": 9}),
-    ("pp2-dp4-cp1-ep4", {"schedule": "zbv", "micro-batches": 4, "layers": 7, "optimizer": "muon"}),
+    ("pp2-dp2-cp2-ep2", {"schedule": "zb-v", "micro-batches": 4}),
+    ("pp4-dp2-cp1-ep2", {"schedule": "zb-v", "micro-batches": 9, "layers": 9}),
+    ("pp2-dp4-cp1-ep4", {"schedule": "zb-v", "micro-batches": 4, "layers": 7, "optimizer": "muon"}),
     ("pp2-dp2-cp1-ep2", {"schedule": "dualpipev", "micro-batches": 26}),
     ("pp3-dp2-cp1-ep1", {"schedule": "dualpipev", "micro-batches": 8, "layers": 10, "seq": 48}),
     ("pp2-dp2-cp2-ep4", {**LATENT, "schedule": "dualpipev", "micro-batches": 4}),
@@ -58,12 +58,12 @@ UNSEEN = [
     (EP, QWEN),
     (CP, {**QWEN, "seq": 16384}),
     (CP, {**DEEPSEEK, "seq": 8192}),
-    (PP, {**QWEN, "layers": 4, "schedule": "zbv", "micro-batches": 4}),
+    (PP, {**QWEN, "layers": 4, "schedule": "zb-v", "micro-batches": 4}),
     (PP, {**QWEN, "layers": 4, "schedule": "dualpipev", "seq": 2048, "micro-batches": 6}),
     (EP, {**QWEN, "layers": 6, "micro-batch": 2, "micro-batches": 2}),
     (EP, {**QWEN, "layers": 8}),
     (CP, {**QWEN, "layers": 4, "seq": 32768}),
-    (PP, {**DEEPSEEK, "layers": 6, "schedule": "zbv", "micro-batches": 6}),
+    (PP, {**DEEPSEEK, "layers": 6, "schedule": "zb-v", "micro-batches": 6}),
     (PP, {**DEEPSEEK, "layers": 4, "schedule": "1f1b", "micro-batches": 4}),
 ]
 GPU = FITTED + UNSEEN
@@ -103,7 +103,7 @@ def row(mesh, settings, world):
         "v-dim": settings["value-dim"] if latent else settings["head-dim"],
         "qk-norm": 0 if latent else 1, "by-sequence": int(settings["balance"] == "sequence"),
         "shared-experts": settings["shared"], "sequence": settings["seq"],
-        "schedule": {"zbv": "zb-v"}.get(settings.get("schedule"), settings.get("schedule", "1f1b")),
+        "schedule": settings.get("schedule", "1f1b"),
         "domain": world if settings["transport"] == "peer" else 1,
     })
     return made

@@ -143,7 +143,7 @@ inline std::vector<Setting> settings() {
       integer("sequence", "tokens (4096)", [](Request& r) -> std::int64_t& { return r.job.sequence; }),
       integer("batch", "sequences of a step (1024)", [](Request& r) -> std::int64_t& { return r.job.batch; }),
       integer("micro-batch", "sequences at a time (1)", [](Request& r) -> int& { return r.job.micro_batch; }),
-      {"schedule", "NAME", "1f1b, zb-v or dualpipev (dualpipev)",
+      {"schedule", "NAME", "1f1b, 1f1b-pairs, zb-v or dualpipev (dualpipev)",
        [](Request& r, std::string_view text) { r.job.schedule = pleat::pipeline::parse_kind(text); }},
       {"optimizer", "NAME", "adamw or muon (adamw)",
        [](Request& r, std::string_view text) {

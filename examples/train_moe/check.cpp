@@ -56,10 +56,12 @@ const std::int32_t* RoutingFollower::decide(int layer, const MicroBatch& batch, 
   for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
     std::int32_t* mine = ids_.data() + t * k;
     const std::int32_t* theirs = record_->at(layer, batch, t);
-    if (std::is_permutation(mine, mine + k, theirs)) continue;
-    if (!is_tie(probabilities_.data() + t * experts, mine, theirs)) continue;
+    if (!is_forced_) {
+      if (std::is_permutation(mine, mine + k, theirs)) continue;
+      if (!is_tie(probabilities_.data() + t * experts, mine, theirs)) continue;
+      ++ties_;
+    }
     std::copy_n(theirs, k, mine);
-    ++ties_;
   }
   return ids_.data();
 }
@@ -80,8 +82,7 @@ void Differences::compare(const std::string& name, const std::vector<double>& me
     size += reference[i] * reference[i];
     equal = equal && mesh[i] == reference[i];
   }
-  const double ratio =
-      equal ? 0 : relative(std::max(std::sqrt(difference), 1e-300), size == 0 ? 0 : std::max(std::sqrt(size), floor));
+  const double ratio = equal ? 0 : relative(std::max(std::sqrt(difference), 1e-300), std::max(std::sqrt(size), floor));
   if (ratio > gradients) {
     gradients = ratio;
     worst_gradient = name;

@@ -111,12 +111,14 @@ class RoutingRecord final : public RoutingWatch {
   std::array<std::atomic<std::uint64_t>, 2> digests_{};  // of steps in turn: no rank is two ahead of another
 };
 
-/// The reference's choice: its own, but the mesh's where two scores differ by less than `tie`.
+/// The reference's choice: its own, but the mesh's where two scores differ by less than `tie`, and where tokens take
+/// experts in turn: in which turn depends on the mesh.
 class RoutingFollower final : public RoutingWatch {
  public:
   RoutingFollower(const Options& o, RoutingRecord& record, double tie)
       : model_(o.model),
         record_(&record),
+        is_forced_(o.force_balance),
         tie_(tie),
         router_(pleat::moe::bind(
             pleat::moe::plan(
@@ -134,6 +136,7 @@ class RoutingFollower final : public RoutingWatch {
 
   ModelShape model_;
   RoutingRecord* record_;
+  bool is_forced_;
   double tie_;
   pleat::moe::Router<pleat::HostExecutor> router_;
   std::vector<std::int32_t> ids_;      // [tokens, top_k]
@@ -142,8 +145,8 @@ class RoutingFollower final : public RoutingWatch {
   std::int64_t ties_ = 0;
 };
 
-/// The largest relative differences from the reference over all steps so far; infinite where the reference is 0 and the
-/// value is not.
+/// The largest relative differences from the reference over all steps so far; infinite where the reference is 0, there
+/// is no floor, and the value is not.
 ///
 /// A gradient that is 0 but for rounding (attention over equal tokens has such) cannot agree with itself: a dense
 /// parameter's difference is taken relative to `floor` at least, so that what is below eight roundings of the norm of

@@ -2,7 +2,9 @@
 #include "option_rules.hpp"
 
 #include <algorithm>
+#include <optional>
 
+#include <pleat/checkpoint/folder.hpp>
 #include <pleat/mesh/text.hpp>
 #include <pleat/pipeline/generate.hpp>
 
@@ -69,6 +71,9 @@ void derive_batch(Options& o) {
 void check_lengths(const Options& o) {
   const int lengths = o.ragged ? 4 : 1;
   if (o.packed) {
+    require(o.sequence >= 4, "--seq " + text(o.sequence) +
+                                 " with --packed: documents of one token each leave nothing to predict; valid: 4 or "
+                                 "more");
     require(o.sequence % lengths == 0, "--seq " + text(o.sequence) + " is not divisible by 4, which --ragged needs");
     require(o.balance != pleat::moe::BalanceScope::sequence,
             "--balance sequence with --packed: a stream of documents is no sequence; valid: none micro global");
@@ -90,9 +95,26 @@ void check_pipeline(const Options& o) {
   }
 }
 
+/// What would be known only after the last step. That there is nothing to load is found where it is loaded.
+void check_checkpoints(const Options& o) {
+  namespace ck = pleat::checkpoint;
+  const std::int64_t start = o.load.empty() ? 0 : ck::latest(o.load).value_or(0);
+  const std::int64_t least = start + (o.save.empty() ? 1 : 0);  // without a step a run may save for another mesh
+  require(o.steps >= least, "--load " + o.load + " has step " + text(start) + ", so no step is left of --steps " +
+                                text(o.steps) + "; valid: " + text(least) + " or more");
+  if (o.save.empty()) return;
+  for (const std::int64_t step : ck::steps(o.save)) {
+    const bool is_reached = step > start && step < o.steps && o.every > 0 && step % o.every == 0;
+    require(!is_reached && step != o.steps, "--save " + o.save + ": there is a checkpoint " +
+                                                ck::step_folder(o.save, step) +
+                                                ", which this run would save; remove it first, or name another folder");
+  }
+}
+
 void check_files(const Options& o) {
   require(o.every == 0 || !o.save.empty(), "--every says how often --save does; name its folder");
   require(!o.check || o.load.empty(), "--check follows a run from its first step; leave --load out");
+  check_checkpoints(o);
 }
 
 void check_failure(const Options& o) {

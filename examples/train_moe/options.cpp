@@ -89,14 +89,13 @@ std::vector<Flag> flags_of(Options& o) {
              Range<int>{least_vocabulary, most_vocabulary}),
       toggle(o.packed, "--packed", "sequences hold several documents, that do not see each other"),
       toggle(o.ragged, "--ragged", "micro-batches have several lengths: all, 3/4 and 1/2 of --seq"),
-      {"--schedule", "KIND", "of the pipeline: 1f1b, 1f1b-pairs, zbv, dualpipev (default 1f1b for pp1, else zbv)",
+      {"--schedule", "KIND", "of the pipeline: 1f1b, 1f1b-pairs, zb-v, dualpipev (default 1f1b for pp1, else zb-v)",
        [&](const std::string& v) {
-         using pleat::pipeline::Kind;
-         o.schedule = parse_choice<Kind>("--schedule", v,
-                                         {{"1f1b", Kind::one_f_one_b},
-                                          {"1f1b-pairs", Kind::one_f_one_b_pairs},
-                                          {"zbv", Kind::zb_v},
-                                          {"dualpipev", Kind::dualpipe_v}});
+         try {
+           o.schedule = pleat::pipeline::parse_kind(v);
+         } catch (const pleat::shape_error& e) {
+           throw usage_error(std::string("--schedule: ") + e.what());
+         }
        }},
       {"--dtype", "f64|f32|bf16", "activations, and what is gathered (default f64)",
        [&](const std::string& v) {

@@ -67,7 +67,7 @@ struct Options {
   int micro_batch = 0;                            // sequences of a micro-batch on one data rank; 0: batch / dp
   bool packed = false;                            // several documents in a sequence
   bool ragged = false;                            // micro-batches of several lengths
-  std::optional<pleat::pipeline::Kind> schedule;  // by default 1f1b without a pipeline, else zbv
+  std::optional<pleat::pipeline::Kind> schedule;  // by default 1f1b without a pipeline, else zb-v
   pleat::DType dtype = pleat::DType::f64;
   pleat::fsdp::Optimizer optimizer = pleat::fsdp::Optimizer::adamw;  // of matrices in the middle
   double learning_rate = 1e-3;

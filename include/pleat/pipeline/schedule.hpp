@@ -29,11 +29,12 @@ constexpr const char* name_of(Kind kind) {
 constexpr int chunks_per_rank(Kind kind) {
   return kind == Kind::zb_v || kind == Kind::dualpipe_v ? 2 : 1;
 }
-/// The schedule that `name_of` calls so. Errors: shape_error P09.
+/// The schedule that `name_of` calls so; zbv is zb-v, too. Errors: shape_error P09.
 constexpr Kind parse_kind(std::string_view name) {
   for (const Kind kind : all_kinds) {
     if (name == name_of(kind)) return kind;
   }
+  if (name == "zbv") return Kind::zb_v;
   fail<shape_error>("pleat[P09]: no schedule is called \"", name, "\"; valid: 1f1b 1f1b-pairs zb-v dualpipev");
 }
 

@@ -280,7 +280,7 @@ TEST_CASE("bad input is refused with an id") {
     check_id("[N05]", [&, name = name, value = value] { mesh_plan::set(request, name, value); });
   }
   CHECK_THROWS_AS(mesh_plan::set(request, "layer", "3"), mesh_plan::usage_error);
-  const auto read = [&](const char* text) {
+  const auto read = [&](const std::string& text) {
     std::istringstream in(text);
     return read_measured(in, request);
   };
@@ -290,6 +290,10 @@ TEST_CASE("bad input is refused with an id") {
   check_id("[N05]", [&] { read(R"([{"layers": true}])"); });
   check_id("[N06]", [&] { read("[]"); });
   check_id("[N06]", [&] { read("an essay\n"); });
+  for (const char* value : {"0", "-1", "nan", "inf", "1e13"}) {
+    check_id("[N06]", [&] { read(std::string("mesh,peak-gib\npp1-dp2-cp1-ep1,") + value + "\n"); });
+    check_id("[N06]", [&] { read(std::string("mesh,step-ms\npp1-dp2-cp1-ep1,") + value + "\n"); });
+  }
   check_id("[N06]", [] { mesh_plan::open_measured("/nowhere.csv"); });
   check_id("[N06]", [] { mesh_plan::open_measured("."); });
   CHECK_THROWS_AS(mesh_plan::read({"--within", "5"}), mesh_plan::usage_error);

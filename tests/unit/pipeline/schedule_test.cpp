@@ -129,6 +129,7 @@ TEST_CASE("what cannot be is refused") {
   CHECK_THROWS_WITH(parse_kind("gpipe"),
                     Contains("pleat[P09]: no schedule is called \"gpipe\"; valid: 1f1b 1f1b-pairs zb-v"));
   CHECK(parse_kind("zb-v") == Kind::zb_v);
+  CHECK(parse_kind("zbv") == Kind::zb_v);
   CHECK_THROWS_WITH(make_schedule(static_cast<Kind>(9), 2, 4),
                     "pleat[P09]: no schedule has kind number 9; valid: 1f1b 1f1b-pairs zb-v dualpipev");
 

@@ -30,7 +30,9 @@ TEST_CASE("differences are relative, 0 must be met exactly, NaN never passes") {
   floored.compare("w", {2e-7}, {1e-7}, 1e-7);
   CHECK_FALSE(floored.within(0.5));
   Differences zero_with_floor;
-  zero_with_floor.compare("w", {1e-300}, {0}, 1);
+  zero_with_floor.compare("w", {3e-16}, {0}, 1e-7);  // the same where the reference rounds to 0
+  CHECK(zero_with_floor.within(1e-8));
+  zero_with_floor.compare("w", {1e-6}, {0}, 1e-7);
   CHECK_FALSE(zero_with_floor.within(1));
   Differences report;
   report.compare({.loss = 2, .balance = 1, .norm = 3}, {.loss = 1, .balance = 1, .norm = 4});
@@ -54,6 +56,14 @@ TEST_CASE("the reference follows the mesh at ties only") {
   CHECK(std::set<std::int32_t>(ids + 2, ids + 4) == std::set<std::int32_t>{0, 2});
   CHECK(std::set<std::int32_t>(ids + 4, ids + 6) == std::set<std::int32_t>{0, 1});
   CHECK(follower.ties() == 1);
+
+  // Where tokens take experts in turn, the turn is the mesh's.
+  Options forced = o;
+  forced.force_balance = true;
+  RoutingFollower in_turn(forced, record, 0);
+  ids = in_turn.decide(0, batch, pleat::TensorRef{logits.data(), {3, 4}});
+  CHECK(std::equal(mesh.begin(), mesh.end(), ids));
+  CHECK(in_turn.ties() == 0);
 
   // The digest tells who took what, not in which order or on which rank.
   const std::uint64_t digest = record.take_digest(0);

@@ -1,6 +1,8 @@
 // Bad input is refused with the values and the valid choices.
 #include <doctest/doctest.h>
 
+#include <pleat/checkpoint/folder.hpp>
+
 #include "flops.hpp"
 #include "small_run.hpp"
 
@@ -34,7 +36,7 @@ TEST_CASE("bad input names the valid choices") {
   refuses({"--head-dim", "7"}, "valid: 2 4 6");
   refuses({"--mesh", "pp4-dp1-cp1-ep1"}, "4 layers cannot fill 8 stages");
   refuses({"--mesh", "pp2-dp4-cp1-ep1", "--schedule", "dualpipev"}, "needs at least 4 micro-batches, and got 1");
-  refuses({"--schedule", "gpipe"}, "--schedule gpipe is unknown; valid: 1f1b 1f1b-pairs zbv dualpipev");
+  refuses({"--schedule", "gpipe"}, "no schedule is called \"gpipe\"; valid: 1f1b 1f1b-pairs zb-v dualpipev");
   refuses({"--preset", "gpt"}, "--preset gpt is unknown; valid: qwen3-30b-a3b deepseek-v2-lite");
   refuses({"--packed", "--balance", "sequence"}, "valid: none micro global");
   refuses({"--ragged", "--seq", "36"}, "valid: 8 16");
@@ -105,6 +107,52 @@ TEST_CASE("one rank takes any sequence, as ring attention does; more need whole 
   CHECK(options_of({"--mesh", "pp1-dp2-cp1-ep1", "--seq", "7"}).sequence == 7);
   CHECK_THROWS_WITH_AS(options_of({"--mesh", "pp1-dp1-cp2-ep1", "--seq", "6"}), doctest::Contains("2*cp=4"),
                        pleat::mesh_error);
+}
+
+TEST_CASE("packed sequences have room for a target") {
+  for (const char* sequence : {"1", "2", "3"}) {
+    CHECK_THROWS_WITH_AS(options_of({"--packed", "--seq", sequence}), doctest::Contains("valid: 4 or more"),
+                         usage_error);
+  }
+  CHECK(options_of({"--packed", "--seq", "4"}).sequence == 4);
+}
+
+TEST_CASE("checkpoints that are there: what a run would save again, or has done, is refused before its first step") {
+  namespace ck = pleat::checkpoint;
+  const std::string folder = "train_moe_options_checkpoints";
+  const auto with = [&](std::vector<const char*> arguments) {
+    for (const char* more : {"--save", folder.c_str()}) arguments.push_back(more);
+    return arguments;
+  };
+  const auto refuses = [](std::vector<const char*> arguments, const char* text) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH_AS(options_of(std::move(arguments)), doctest::Contains(text), usage_error);
+  };
+  CHECK_NOTHROW(options_of(with({"--steps", "4"})));
+  ck::make_folder(folder);
+  ck::make_folder(ck::step_folder(folder, 4));
+  refuses(with({"--steps", "4"}), "step-000000004, which this run would save");
+  refuses(with({"--steps", "6", "--every", "2"}), "step-000000004, which this run would save");
+  CHECK_NOTHROW(options_of(with({"--steps", "6"})));
+  CHECK_NOTHROW(options_of(with({"--steps", "6", "--every", "3"})));
+  CHECK_NOTHROW(options_of(with({"--steps", "3"})));
+  // A run that goes on from it.
+  const char* const load = folder.c_str();
+  CHECK_NOTHROW(options_of(with({"--steps", "6", "--every", "2", "--load", load})));
+  CHECK_NOTHROW(options_of({"--steps", "5", "--load", load}));
+  CHECK_NOTHROW(options_of({"--steps", "4", "--load", load, "--save", "other"}));  // for another mesh
+  refuses({"--steps", "4", "--load", load}, "has step 4, so no step is left of --steps 4; valid: 5 or more");
+  refuses({"--steps", "2", "--load", load}, "has step 4, so no step is left of --steps 2; valid: 5 or more");
+  refuses({"--steps", "2", "--load", load, "--save", "other"}, "no step is left of --steps 2; valid: 4 or more");
+  refuses(with({"--steps", "4", "--load", load}), "step-000000004, which this run would save");
+  ck::remove_folder(ck::step_folder(folder, 4));
+  ck::remove_folder(folder);
+}
+
+TEST_CASE("a schedule has the names of the library, and one more") {
+  using pleat::pipeline::Kind;
+  for (const char* name : {"zbv", "zb-v"})
+    CHECK(options_of({"--schedule", name, "--layers", "4"}).kind() == Kind::zb_v);
 }
 
 TEST_CASE("what a step reads, in words") {
