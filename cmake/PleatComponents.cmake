@@ -64,13 +64,14 @@ function(pleat_find_cudnn reason)
 endfunction()
 
 function(pleat_find_mpi reason)
-  set(MPI_CXX_SKIP_MPICXX TRUE) # MPI's C functions, not its old classes
   find_package(MPI QUIET COMPONENTS CXX)
   if(NOT TARGET MPI::MPI_CXX)
     set(${reason} "no MPI was found (MPI_HOME tells where one is)" PARENT_SCOPE)
     return()
   endif()
   pleat_add_component(mpi MPI::MPI_CXX)
+  # MPI's C functions, not its old classes; here, as MPI::MPI_CXX and MPI_CXX_SKIP_MPICXX are the user's.
+  target_compile_definitions(pleat::mpi INTERFACE MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX _MPICC_H)
 endfunction()
 
 # Inside pleat's own build the targets are global, so that a project that adds pleat as a subdirectory sees them.

@@ -15,14 +15,21 @@ write_basic_package_version_file(pleatConfigVersion.cmake COMPATIBILITY SameMino
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pleatConfigVersion.cmake DESTINATION ${package_dir})
 
 set(pkgconfig_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
-string(REGEX REPLACE "[^/]+" ".." up_to_prefix ${pkgconfig_dir})
+# Found from where the file lies, but for what was given as an absolute path.
+set(pc_prefix ${CMAKE_INSTALL_PREFIX})
+if(NOT IS_ABSOLUTE "${pkgconfig_dir}")
+  string(REGEX REPLACE "[^/]+" ".." up_to_prefix "${pkgconfig_dir}")
+  set(pc_prefix "\${pcfiledir}/${up_to_prefix}")
+endif()
+set(pc_includedir "\${prefix}")
+cmake_path(APPEND pc_includedir "${CMAKE_INSTALL_INCLUDEDIR}")
 configure_file(cmake/pleat.pc.in pleat.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pleat.pc DESTINATION ${pkgconfig_dir})
 
-# All of the host part in one header, for projects that want to copy a file: `cmake --build <dir> --target single_header`.
+# All of the host part in one header, for projects that want to copy a file: `cmake --build <dir> --target pleat_single_header`.
 find_package(Python3 QUIET COMPONENTS Interpreter)
 if(Python3_FOUND)
-  add_custom_target(single_header
+  add_custom_target(pleat_single_header
     COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/cmake/amalgamate.py ${PROJECT_SOURCE_DIR}/include pleat/pleat.hpp
             ${PROJECT_BINARY_DIR}/single_header/pleat.hpp
     COMMENT "single_header/pleat.hpp")

@@ -59,11 +59,12 @@ def refused(name, text, **variables):
 
 
 shutil.rmtree(WORK, ignore_errors=True)
-must(*configure(SOURCE, "pleat", PLEAT_BUILD_TESTS="OFF", PLEAT_BUILD_EXAMPLES="OFF", PLEAT_BUILD_BENCH="OFF",
-                PLEAT_ENABLE_CUDA="OFF", CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit="ON"))
+NOTHING_BUILT = {"PLEAT_BUILD_TESTS": "OFF", "PLEAT_BUILD_EXAMPLES": "OFF", "PLEAT_BUILD_BENCH": "OFF",
+                 "PLEAT_ENABLE_CUDA": "OFF", "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit": "ON"}
+must(*configure(SOURCE, "pleat", **NOTHING_BUILT))
 must("--install", WORK / "pleat", "--prefix", WORK / "first")
 accepted("build_tree", HOW="package", CMAKE_PREFIX_PATH=WORK / "pleat")
-must("--build", WORK / "pleat", "--target", "single_header")
+must("--build", WORK / "pleat", "--target", "pleat_single_header")
 compiled("single_header_used", [CONSUMER / "main.cpp"], "-DPLEAT_IN_ONE_FILE", f"-I{WORK / 'pleat/single_header'}")
 shutil.rmtree(WORK / "pleat")
 (WORK / "first").rename(WORK / "moved")  # an installed tree can be moved
@@ -77,6 +78,7 @@ without_cuda = {**package, "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit": "ON"}
 
 accepted("installed", VERSION=version, **package)
 accepted("subdirectory", HOW="subdirectory", PLEAT_SOURCE=SOURCE)
+accepted("subdirectory_installed", HOW="subdirectory", PLEAT_SOURCE=SOURCE, PLEAT_INSTALL="ON")
 accepted("fetched", HOW="fetch", PLEAT_SOURCE=SOURCE)
 refused("a_later_major_version", "99", VERSION="99", **package)
 refused("another_minor_version", "0.99", VERSION=f"{major}.99", **package)
@@ -89,6 +91,19 @@ refused("mpi_without_one", "component mpi: no MPI was found", COMPONENTS="mpi", 
 if shutil.which("pkg-config"):
     paths = {**os.environ, "PKG_CONFIG_PATH": str(WORK / "moved/share/pkgconfig")}
     compiled("pkg_config", [CONSUMER / "main.cpp"], *run("pkg-config", "--cflags", "--libs", f"pleat = {version}", env=paths).split())
+    # Where packagers give absolute folders: of the headers, of the rest, of both.
+    for name, absolute in (("headers", ["INCLUDEDIR"]), ("data", ["DATADIR"]), ("both", ["INCLUDEDIR", "DATADIR"])):
+        root = WORK / f"absolute_{name}"
+        folders = {f"CMAKE_INSTALL_{folder}": root / "elsewhere" / folder for folder in absolute}
+        must(*configure(SOURCE, root / "build", **NOTHING_BUILT, CMAKE_INSTALL_PREFIX=root / "prefix", **folders))
+        must("--install", root / "build")
+        data = folders.get("CMAKE_INSTALL_DATADIR", root / "prefix/share")
+        flags = run("pkg-config", "--cflags", "--libs", "pleat", env={**os.environ, "PKG_CONFIG_PATH": str(data / "pkgconfig")}).split()
+        headers = folders.get("CMAKE_INSTALL_INCLUDEDIR", root / "prefix/include")
+        found = [path for path in flags if path.startswith("-I") and pathlib.Path(path[2:]).resolve() == headers.resolve()]
+        if not found or not (headers / "pleat/pleat.hpp").exists():
+            sys.exit(f"pkg-config gives {flags}; the headers are in {headers}")
+        print(f"accepted: pkg_config with absolute folders of {name}")
 
 # Another version in another part of the same program: its names are its own.
 other = WORK / "other_version"
