@@ -36,13 +36,13 @@ inline double measured_number(const std::string& name, const std::string& text) 
   }
   return value;
 }
-/// What a run had for the setting `name`, or what was measured of it. Errors: shape_error N06 for a measured 0, and
-/// those of settings.
+/// What a run had for the setting `name`, or what was measured of it, if not empty. Errors: shape_error N06 for a
+/// measured 0, and those of settings.
 inline void set_cell(Measured& run, const std::string& name, const std::string& value) {
   if (name == "peak-gib") {
-    run.peak_gib = measured_number(name, value);
+    if (!value.empty()) run.peak_gib = measured_number(name, value);
   } else if (name == "step-ms") {
-    run.step_ms = measured_number(name, value);
+    if (!value.empty()) run.step_ms = measured_number(name, value);
   } else {
     set(run.request, name, value);
   }

@@ -314,6 +314,11 @@ TEST_CASE("measured runs are compared line by line") {
   CHECK(made.table.find("in 2 configurations") != std::string::npos);
   CHECK(made.worst_percent > 90);  // of a GiB and a half
 
+  std::istringstream unmeasured("mesh,peak-gib,step-ms,batch\npp1-dp4-cp2-ep4,,7,8\n");
+  const mesh_plan::Measured timed = read_measured(unmeasured, request).at(0);
+  CHECK(!timed.peak_gib);
+  CHECK(timed.step_ms == 7);
+
   // The same as JSON.
   std::istringstream json(R"( [{"mesh": "pp1-dp4-cp2-ep4", "batch": 8, "peak-gib": 1},
                                {"mesh": "pp1-dp2-cp2-ep1", "batch": "4", "peak-gib": 5e-1}])");
