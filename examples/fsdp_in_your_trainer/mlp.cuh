@@ -41,10 +41,11 @@ class Gemm {
     (void)cudaFree(workspace_);
   }
 
-  /// c [m, n] = a b, where a is [m, k], or [k, m] to be transposed, and b is [k, n], or [n, k] to be transposed.
+  /// c [m, n] = a b, or c + a b to accumulate, where a is [m, k], or [k, m] to be transposed, and b is [k, n], or [n,
+  /// k] to be transposed.
   template <class C>
   void run(const bf16* a, bool transpose_a, const bf16* b, bool transpose_b, C* c, int m, int n, int k,
-           cudaStream_t stream) const {
+           cudaStream_t stream, bool accumulate = false) const {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a_layout, b_layout, c_layout;
     check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -58,7 +59,7 @@ class Gemm {
     check(cublasLtMatrixLayoutCreate(&a_layout, CUDA_R_16BF, transpose_a ? m : k, transpose_a ? k : m,
                                      transpose_a ? m : k));
     check(cublasLtMatrixLayoutCreate(&c_layout, sizeof(C) == 4 ? CUDA_R_32F : CUDA_R_16BF, n, m, n));
-    const float alpha = 1, beta = 0;
+    const float alpha = 1, beta = accumulate ? 1 : 0;
     check(cublasLtMatmul(handle_, operation, &alpha, b, b_layout, a, a_layout, &beta, c, c_layout, c, c_layout, nullptr,
                          workspace_, workspace_bytes, stream));
     for (const auto layout : {a_layout, b_layout, c_layout}) (void)cublasLtMatrixLayoutDestroy(layout);

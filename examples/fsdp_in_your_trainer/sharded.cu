@@ -44,7 +44,8 @@ int main() {
     for (int l = layers; l-- > 0;) {
       const bf16 *y = l == 0 ? in : x[l], *dy = dx[(l + 1) % 2];
       model.backward(l, [&](auto weights, auto gradient) {
-        gemm.run(dy, true, y, false, static_cast<float*>(gradient.write(0).tensor.data()), width, width, count, stream);
+        const auto [dw, accumulate] = gradient.write(0);
+        gemm.run(dy, true, y, false, static_cast<float*>(dw.data()), width, width, count, stream, accumulate);
         gemm.run(dy, false, static_cast<bf16*>(weights[0].data()), false, dx[l % 2], count, width, width, stream);
       });
       if (l > 0) relu_backward<<<256, 256, 0, stream>>>(dx[l % 2], y, count * width);

@@ -87,7 +87,7 @@ void attention_5(const ring::Plan& plan, HostExecutor executor, const Ranks& cp_
 }  // namespace adapter
 
 using Model = fsdp::ShardedModel<ThreadComm, HostArena>;
-void product(TensorRef to, TensorRef a, TensorRef b);
+void product(TensorRef to, TensorRef a, TensorRef b, bool adds = false);
 void fsdp_1(Model& model, int unit, TensorRef dx, TensorRef x, TensorRef dy) {
 #include "fsdp.1"
 }

@@ -29,6 +29,8 @@ using WorkQueue = std::deque<std::function<bool()>>;
 struct DeferredStream {
   WorkQueue* queue = nullptr;
 
+  bool operator==(const DeferredStream&) const = default;
+
   void enqueue(std::function<bool()> work) const {
     if (queue != nullptr) return queue->push_back(std::move(work));
     if (!work()) pleat::fail<pleat::error>("a wait without a stream");

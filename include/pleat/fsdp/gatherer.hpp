@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -43,6 +45,55 @@ class UseOrder {
  private:
   std::vector<int> units_;
   std::size_t next_ = 0;
+};
+
+/// Where the uses of memory end, on each of the streams that use it: lanes do not wait for each other.
+template <executor Executor>
+class UseEnds {
+ public:
+  using stream_type = typename Executor::stream_type;
+
+  /// What `s` has enqueued so far uses the memory.
+  void record(const Executor& executor, stream_type s) {
+    Lane& lane = lane_of(executor, s);
+    if constexpr (!std::equality_comparable<stream_type>) {
+      if (lane.stream) executor.wait(s, lane.end);  // one lane stands for all
+    }
+    lane.stream = s;
+    executor.record(lane.end, s);
+  }
+  /// What follows on `s` comes after all uses.
+  void await(const Executor& executor, stream_type s) const {
+    for (const Lane& lane : lanes_) {
+      if (lane.stream) executor.wait(s, lane.end);
+    }
+  }
+  /// Nobody waits for the uses so far any more.
+  void forget() {
+    for (Lane& lane : lanes_) lane.stream.reset();
+  }
+
+ private:
+  struct Lane {
+    std::optional<stream_type> stream;  // empty: nothing was recorded
+    typename Executor::event_type end;
+  };
+
+  Lane& lane_of(const Executor& executor, stream_type s) {
+    if constexpr (std::equality_comparable<stream_type>) {
+      for (Lane& lane : lanes_) {
+        if (lane.stream == s) return lane;
+      }
+      for (Lane& lane : lanes_) {
+        if (!lane.stream) return lane;
+      }
+    } else if (!lanes_.empty()) {
+      return lanes_.front();
+    }
+    return lanes_.emplace_back(Lane{std::nullopt, executor.make_event()});
+  }
+
+  std::vector<Lane> lanes_;
 };
 
 /// What Sharder's calls `begin`, `acquire`, `release`, `weights_changed`, `fork` and `join` do about units of weights.
@@ -102,6 +153,7 @@ class Gatherer {
       state_->executor.wait(streams.compute, slot->released);  // by a holder on another stream
       state_->executor.record(slot->released, streams.compute);
     }
+    if (is_whole(unit)) whole_uses_.record(state_->executor, streams.compute);
     --holds(unit);
   }
 
@@ -113,6 +165,9 @@ class Gatherer {
                         state_->name(static_cast<int>(held - holds_.begin())), " is held; release it first");
     }
   }
+
+  /// What follows on `compute` may write the shards: units that are used where they lie were released on every stream.
+  void await_uses(stream_type compute) const { whole_uses_.await(state_->executor, compute); }
 
   /// The shards have other values, by work on `compute`: what was gathered before, or is being gathered, is of no use.
   void weights_changed(stream_type compute) {
@@ -128,6 +183,7 @@ class Gatherer {
   void fork(const ShardStreams<stream_type>& streams) {
     if (std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.arrived; })) state_->fail_fork();
     weights_changed(streams.compute);
+    whole_uses_.forget();
     for (Slot& slot : slots_) state_->executor.record(slot.released, streams.compute);
     state_->executor.wait(streams.gather, weights_written_);
   }
@@ -137,6 +193,8 @@ class Gatherer {
     for (Slot& slot : slots_) {
       if (!slot.arrived) receive(slot, streams.compute);
     }
+    await_uses(streams.compute);
+    whole_uses_.forget();
   }
 
   /// The order of uses that is left; gathers so far.
@@ -242,6 +300,7 @@ class Gatherer {
   std::vector<Slot> slots_;
   std::vector<int> holds_;  // [unit]
   UseOrder order_;
+  UseEnds<Executor> whole_uses_;
   event_type weights_written_;
   event_type joined_;
   std::int64_t uses_ = 0;

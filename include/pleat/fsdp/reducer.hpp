@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,9 +13,16 @@
 
 namespace pleat::inline v0::fsdp {
 
-/// Where a kernel puts a gradient: it overwrites all elements, or adds to them where `accumulate` says so: to what was
-/// written before in the micro-batch and, on a rank alone (Plan::writes_shards), before in the step. Until `reduce` of
-/// the unit: what is written there later is lost, or ends up in another sum, and nothing can tell.
+/// Where a kernel puts a gradient, and how: NEVER the tensor alone. Where `accumulate` is true, the kernel must add to
+/// all elements, else overwrite them all: a kernel that always overwrites, or zeroes and then adds, gives wrong sums
+/// from a second micro-batch on, which nothing can tell. What is there then was written before in the micro-batch or,
+/// on a rank alone (Plan::writes_shards), before in the step. Take both at once, and give the second to the kernel (a
+/// product's beta):
+///
+///     const auto [dw, accumulate] = gradients.write(param);
+///
+/// Kernels that only add take `add_to` in its place. Until `reduce` of the unit: what is written there later is lost,
+/// or ends up in another sum, and nothing can tell that either.
 struct GradientTarget {
   TensorRef tensor;
   bool accumulate;
@@ -44,7 +52,8 @@ class GradientView {
     return !view_.layout().place(param).spec.frozen;
   }
   /// The gradient of `param`, laid out as UnitView's; the caller promises to write it all, in the order of the compute
-  /// stream.
+  /// stream, and to ADD to what is there where `accumulate` says so: see GradientTarget. Zeroes nothing that was
+  /// written.
   [[nodiscard]] GradientTarget write(int param) {
     const std::span<char> flags = flags_of(param);
     const bool any = std::find(flags.begin(), flags.end(), 1) != flags.end();
@@ -63,7 +72,8 @@ class GradientView {
     flag = 1;
     return {view_.expert(param, expert), accumulate};
   }
-  /// The gradient of `param` for kernels that only add: zero, or what `write` would accumulate to.
+  /// The gradient of `param` for kernels that only add: zero, by work on the compute stream, or what `write` would
+  /// accumulate to. Not to be zeroed by the caller.
   [[nodiscard]] TensorRef add_to(int param) {
     const std::span<char> flags = flags_of(param);
     for (std::size_t e = 0; e < flags.size(); ++e) {
@@ -110,7 +120,9 @@ class Reducer {
       : state_(&state),
         replica_(replica),
         finished_(state.executor.make_event()),
+        read_(state.executor.make_event()),
         open_(state.plan.layouts.size(), closed),
+        writers_(state.plan.layouts.size()),
         closings_(state.plan.layouts.size()),
         summed_(state.plan.layouts.size()) {
     for (const Param kind : {Param::dense, Param::expert}) {
@@ -172,6 +184,7 @@ class Reducer {
     // Nothing was reduced, and `compute` may still read the shards of the step before.
     state_->executor.record(finished_, streams.compute);
     state_->executor.wait(streams.reduce, finished_);
+    await_reader(streams.reduce);
     for (std::size_t u = 0; u < open_.size(); ++u) {
       const ShardMemory& shard = state_->shards[u];
       if (shard.gradient == nullptr) continue;
@@ -184,12 +197,28 @@ class Reducer {
     }
     state_->executor.record(finished_, streams.reduce);
     state_->executor.wait(streams.compute, finished_);
+    reader_ = streams.compute;
+  }
+  /// What `finish` has left in the shards was read, as far as its compute stream is now.
+  void end_reads() {
+    if (reader_) state_->executor.record(read_, *reader_);
+    reader_.reset();
   }
 
   /// Gradients that are being written, and what was summed in this step, are as if they had never been.
   void discard() {
-    for (Buffer& buffer : buffers_) buffer.unit = -1;
-    std::fill(open_.begin(), open_.end(), closed);
+    for (std::size_t u = 0; u < open_.size(); ++u) {
+      const int at = std::exchange(open_[u], closed);
+      if (at == closed) continue;
+      Buffer* const buffer = at == in_shard ? nullptr : &buffers_[static_cast<std::size_t>(at)];
+      // The work that writes them may be under way.
+      state_->executor.record(buffer == nullptr ? shard_written_[u] : buffer->written, *writers_[u]);
+      if (buffer == nullptr) continue;
+      buffer->unit = -1;
+      buffer->is_left = true;
+    }
+    // A rank that took a buffer may be ahead of one that had nothing to write.
+    turns_ = {};
     for (std::int64_t& closings : closings_) ++closings;
     std::fill(summed_.begin(), summed_.end(), char{0});
   }
@@ -200,13 +229,16 @@ class Reducer {
     if (is_written || std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.travels; })) {
       state_->fail_fork();
     }
+    for (Buffer& buffer : buffers_) buffer.is_left = false;
+    reader_.reset();
+    state_->executor.record(read_, streams.compute);
     for (event_type& written : shard_written_) state_->executor.record(written, streams.compute);
     state_->executor.record(finished_, streams.compute);
     state_->executor.wait(streams.reduce, finished_);
   }
   void join(const ShardStreams<stream_type>& streams) {
     for (Buffer& buffer : buffers_) {
-      if (buffer.travels) arrive(buffer, streams.compute);
+      if (buffer.travels || buffer.is_left) arrive(buffer, streams.compute);
     }
     for (const event_type& written : shard_written_) state_->executor.wait(streams.compute, written);
     state_->executor.record(finished_, streams.reduce);
@@ -224,6 +256,7 @@ class Reducer {
     event_type summed;   // on this rank
     int unit = -1;
     bool travels = false;  // peers may still read it
+    bool is_left = false;  // discarded; what was enqueued before `written` may still write it
   };
 
   std::byte* bytes_of(const Buffer& buffer) const {
@@ -238,19 +271,30 @@ class Reducer {
       const auto u = static_cast<std::size_t>(unit);
       const bool is_alone = state_->plan.writes_shards(state_->kind(unit));
       at = is_alone ? in_shard : take(state_->kind(unit), unit, compute);
+      writers_[u] = compute;
       if (is_alone) state_->executor.wait(compute, shard_written_[u]);
+      if (is_alone && !summed_[u]) await_reader(compute);
       std::fill(written_[u].begin(), written_[u].end(), static_cast<char>(is_alone && summed_[u]));
     }
     if (at == in_shard) return static_cast<std::byte*>(state_->shard(unit).gradient);
     return bytes_of(buffers_[static_cast<std::size_t>(at)]);
   }
-  /// What follows on `compute` may write the buffer: it is summed here, and no peer reads it.
-  void arrive(Buffer& buffer, stream_type compute) {
-    state_->transport(buffer.kind).await_released(buffer.index, compute);
-    state_->executor.wait(compute, buffer.summed);
-    buffer.travels = false;
+  /// What follows on `s` may write gradient shards: whoever reads the sums of the step before is done.
+  void await_reader(stream_type s) {
+    end_reads();
+    state_->executor.wait(s, read_);
   }
-  /// In turn, so that all ranks take the same and the one taken was reduced longest ago.
+  /// What follows on `compute` may write the buffer: it is summed here, no peer reads it, and nobody writes it.
+  void arrive(Buffer& buffer, stream_type compute) {
+    if (buffer.travels) {
+      state_->transport(buffer.kind).await_released(buffer.index, compute);
+      state_->executor.wait(compute, buffer.summed);
+    }
+    if (buffer.is_left) state_->executor.wait(compute, buffer.written);
+    buffer.travels = buffer.is_left = false;
+  }
+  /// In turn, so that all ranks take the same and the one taken was reduced longest ago; from the first one on after
+  /// `discard`.
   int take(Param kind, int unit, stream_type compute) {
     int& turn = turns_[static_cast<std::size_t>(kind)];
     const int count = state_->plan.of(kind).gradient_units;
@@ -261,7 +305,7 @@ class Reducer {
         Buffer& buffer = buffers_[b];
         if (buffer.kind != kind || buffer.index != index || buffer.unit >= 0) continue;
         buffer.unit = unit;
-        if (buffer.travels) arrive(buffer, compute);
+        arrive(buffer, compute);
         return static_cast<int>(b);
       }
     }
@@ -282,6 +326,7 @@ class Reducer {
     const ShardMemory& shard = state_->shard(unit);
     const DType gradient = state_->plan.gradient;
     const auto u = static_cast<std::size_t>(unit);
+    if (!summed_[u]) await_reader(s);
     // A rank alone adds what is in its own memory, which a few multiprocessors are far too slow for.
     if (terms.size() == 1) ctas = 0;
     for (const Range& range : ranges_[u]) {
@@ -301,13 +346,16 @@ class Reducer {
   std::vector<Buffer> buffers_;
   std::array<int, 2> turns_{};
   event_type finished_;
+  event_type read_;                    // the sums of the step before, by whoever reads them
+  std::optional<stream_type> reader_;  // of the last finish, until its reads have ended
   static constexpr int closed = -1, in_shard = -2;
-  std::vector<int> open_;                   // [unit]: closed, in_shard or its buffer
-  std::vector<std::int64_t> closings_;      // [unit]: how often it was closed; ends views
-  std::vector<char> summed_;                // [unit]: its gradient shard holds a sum of this step
-  std::vector<event_type> shard_written_;   // [unit]: by compute, where gradients are written in shards
-  std::vector<std::vector<char>> written_;  // [unit][parameter][expert]
-  std::vector<std::vector<Range>> ranges_;  // [unit]: what is summed of its shard
+  std::vector<int> open_;                            // [unit]: closed, in_shard or its buffer
+  std::vector<std::optional<stream_type>> writers_;  // [unit]: the stream on which its gradients were opened
+  std::vector<std::int64_t> closings_;               // [unit]: how often it was closed; ends views
+  std::vector<char> summed_;                         // [unit]: its gradient shard holds a sum of this step
+  std::vector<event_type> shard_written_;            // [unit]: by compute, where gradients are written in shards
+  std::vector<std::vector<char>> written_;           // [unit][parameter][expert]
+  std::vector<std::vector<Range>> ranges_;           // [unit]: what is summed of its shard
   std::vector<const void*> terms_;
 };
 

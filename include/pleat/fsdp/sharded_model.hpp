@@ -43,12 +43,16 @@ struct ModelOptions {
 ///     model.load(unit, param, tensor);
 ///     model.begin_step();                                                 // each micro-batch
 ///     model.forward(unit, [&](UnitView weights) { ... });                 // units 0, 1, ...
-///     model.backward(unit, [&](UnitView weights, auto& gradients) { ... gradients.write(param) ... });
+///     model.backward(unit, [&](UnitView weights, auto& gradients) {
+///       const auto [dw, accumulate] = gradients.write(param);             // the kernel must obey `accumulate`
+///       ...
+///     });
 ///     model.finish_step([&](const ShardMemory& shard, int unit) { ... }); // after the last: the optimizer on shards
 ///
 /// All work is enqueued on the caller's streams; see Sharder, which this owns, for what its calls mean and throw. When
 /// an `f` of forward or backward throws, its unit is released and the gradients of the step so far are dropped before
-/// the exception goes on: a trainer that catches it on every rank begins the step anew.
+/// the exception goes on: a trainer that catches it on every rank begins the step anew. One that was moved from may be
+/// assigned to and destroyed; all else is F22.
 template <communicator Comm, symmetric_arena Arena>
 class ShardedModel {
  public:
@@ -89,8 +93,9 @@ class ShardedModel {
     const UnitView weights = op_.acquire(unit, streams_);
     use(unit, [&] { f(weights); });
   }
-  /// `f(weights, gradients)` enqueues work that also writes gradients where `gradients.write(param)` says. It is called
-  /// for frozen units too, through which dx flows back: `gradients.trains(param)` says what may be written.
+  /// `f(weights, gradients)` enqueues work that also writes gradients where, and how, `gradients.write(param)` says: a
+  /// kernel that does not add where its `accumulate` is true gives wrong sums (see GradientTarget). It is called for
+  /// frozen units too, through which dx flows back: `gradients.trains(param)` says what may be written.
   /// What `rest(weights)` enqueues, such as the unit's dx, runs beside the sum of the gradients that `f` has written.
   template <class F, class Rest>
   void backward(int unit, F&& f, Rest&& rest) {

@@ -48,18 +48,22 @@ Groups<Comm> groups_of(const MeshComms<Mesh, Comm>& comms) {
 ///
 ///     op.begin(order);                                 // the unit of each acquire that follows
 ///     UnitView w = op.acquire(unit, streams);          // forward and backward; w[param] is a tensor
-///     op.gradient(unit, streams).write(param);         // backward: where a kernel puts its gradient
+///     auto [dw, accumulate] = op.gradient(unit, streams).write(param);   // backward: where a kernel puts its gradient
 ///     op.reduce(unit, streams);
 ///     op.release(unit, streams);
 ///
-/// with `ShardStreams{compute, gather, reduce}`; `write` gives {tensor, accumulate}: whether a kernel overwrites what
-/// is there or adds to it. Then `finish_gradients`, an optimizer on `shards()`, and `weights_changed`.
+/// with `ShardStreams{compute, gather, reduce}`. A kernel must obey `accumulate`, which says whether it overwrites what
+/// is there or adds to it, or take `add_to(param)` where it only adds: see GradientTarget. Then `finish_gradients`, an
+/// optimizer on `shards()`, and `weights_changed`.
 ///
 /// All ranks of a group make the same calls in the same order, a rank without tokens too (it need not call `gradient`
 /// when the others reduce their units in the order of their first `gradient`). Streams are the caller's; pleat orders
 /// them among each other by events and by the credits of slots and gradient units. `compute` may be another one from
-/// call to call, as for micro-batches on lanes of their own: `finish_gradients` comes after the gradients of all lanes,
-/// and the caller orders what writes the shards, and `weights_changed`, after their uses of weights.
+/// call to call, as for micro-batches on lanes of their own: after `finish_gradients` the compute stream comes after
+/// the gradients of all lanes, and after their uses of units that were released before; a step on another lane comes
+/// after what the compute stream of `finish_gradients` has read of the sums. A stream on which gradients were opened
+/// lives until their `reduce`, that of `finish_gradients` until `weights_changed` or the next step's first `reduce`.
+/// One that was moved from may be assigned to and destroyed; all else is F22.
 template <executor Executor, communicator Comm, class Arena>
 class Sharder {
  public:
@@ -75,22 +79,22 @@ class Sharder {
 
   /// The units of the acquires that follow, in order; the prefetch looks ahead in it. Replaces what is left of an
   /// earlier order. Without one nothing is fetched ahead. Errors: F13.
-  void begin(std::span<const int> order) { gatherer_.begin(order); }
+  void begin(std::span<const int> order) { gatherer().begin(order); }
 
   /// The unit's parameters, whole, in the compute dtype, valid in the order of the compute stream until `release`. May
   /// be nested. Gathers the unit unless a slot still holds it (so the last prefetch + 1 units of a forward pass are not
   /// gathered again for backward), and the units of the next uses. Moves (ranks - 1) shards in and out per gather; in a
   /// group of one the view is of the shard itself, and nothing is gathered. Errors: shape_error F09 when the order says
   /// another unit, F10 when all slots are held, F13.
-  UnitView acquire(int unit, const streams_type& streams) { return gatherer_.acquire(unit, streams); }
+  UnitView acquire(int unit, const streams_type& streams) { return gatherer().acquire(unit, streams); }
   /// Ends a use: its slot may be overwritten once the compute stream is here. Errors: F10 when it is not held, F13.
-  void release(int unit, const streams_type& streams) { gatherer_.release(unit, streams); }
+  void release(int unit, const streams_type& streams) { gatherer().release(unit, streams); }
 
   /// The unit's gradients of this micro-batch, to be written in the order of the compute stream until `reduce`; the
   /// same ones when called again before that. `reduce` must follow before the step ends, also where nothing was
   /// written. Of a frozen unit nothing can be written. Errors: shape_error F12 when the gradient units of its kind are
   /// all being written, which those that lie in shards do not take; F13.
-  GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer_.gradient(unit, streams); }
+  GradientView<Executor> gradient(int unit, const streams_type& streams) { return reducer().gradient(unit, streams); }
   /// Adds the sum over the shard group, in rank order, to this rank's gradient shard (the first of a step replaces it).
   /// A plain sum in the master's dtype: no divide, frozen parameters stay out, and padding is of no meaning. Parameters
   /// that nobody wrote count as zero. Moves (ranks - 1) shards in and out. In a group of one whose gradients have the
@@ -99,23 +103,33 @@ class Sharder {
   /// the bits of a sum of its own. Best called as soon as the unit's gradients are written: what of its backward pass
   /// is enqueued after it runs beside the sum. Errors: F13.
   void reduce(int unit, const streams_type& streams) {
-    reducer_.reduce(unit, streams, gatherer_.order().has_ended() ? plan().last_reduce_ctas : plan().reduce_ctas);
+    reducer().reduce(unit, streams, gatherer_.order().has_ended() ? plan().last_reduce_ctas : plan().reduce_ctas);
   }
   /// After the last micro-batch: adds the replicas' shards in rank order, the same bits on each; the compute stream
   /// then sees the sums. Units that were not reduced have zero gradients. The next `reduce` begins a new step. Errors:
   /// shape_error F21, before anything is done, when `gradient` of a unit was not followed by its `reduce`.
-  void finish_gradients(const streams_type& streams) { reducer_.finish(streams); }
+  void finish_gradients(const streams_type& streams) {
+    reducer().finish(streams);
+    gatherer_.await_uses(streams.compute);
+  }
 
   /// Drops the gradients of the step so far, those being written and those summed: what follows begins a new step, on
-  /// every rank alike. For a trainer that leaves a batch out. Enqueues nothing.
-  void discard_gradients() { reducer_.discard(); }
+  /// every rank alike, whichever of them had called `gradient`. For a trainer that leaves a batch out. Records events
+  /// on the streams of open gradients and enqueues nothing else.
+  void discard_gradients() { reducer().discard(); }
 
   /// This rank's shard of each unit, for optimizers; the memory is this operation's.
-  std::span<const ShardMemory> shards() const { return state_->shards; }
+  std::span<const ShardMemory> shards() const { return state().shards; }
   /// Says that the compute stream has written the shards: units are gathered anew. Errors: F10 when one is held.
-  void weights_changed(const streams_type& streams) { gatherer_.weights_changed(streams.compute); }
+  void weights_changed(const streams_type& streams) {
+    gatherer().weights_changed(streams.compute);
+    reducer_.end_reads();
+  }
   /// Whether the shards may be written, as `weights_changed` will ask afterwards. Errors: F10 when a unit is held.
-  void check_released() const { gatherer_.check_released(); }
+  void check_released() const {
+    state();
+    gatherer_.check_released();
+  }
 
   /// Begins work that stands alone, such as a graph that captures whole steps: `gather` and `reduce` come after
   /// `compute`, and no call waits for anything before. Begin with `join` outside of the graph, then
@@ -132,18 +146,18 @@ class Sharder {
   /// (threads that share GPUs): no graph can hold that; F10 when a unit is held.
   void fork(const streams_type& streams) {
     if constexpr (device_kind<typename Executor::device_type> == DeviceKind::cuda) {
-      if (state_->plan.transport == Transport::peer ? !is_capturable<peers_type> : !is_capturable<Comm>) {
-        fail<shape_error>("pleat[F17]: fork over ", name_of(state_->plan.transport),
+      if (plan().transport == Transport::peer ? !is_capturable<peers_type> : !is_capturable<Comm>) {
+        fail<shape_error>("pleat[F17]: fork over ", name_of(plan().transport),
                           " transport of ranks that meet on the host, which no graph holds; take ranks with a GPU each "
                           "(NcclComm, NcclArena), or go without a graph");
       }
     }
-    gatherer_.fork(streams);
+    gatherer().fork(streams);
     reducer_.fork(streams);
   }
   /// `compute` comes after all that this operation has under way, here and for peers.
   void join(const streams_type& streams) {
-    gatherer_.join(streams);
+    gatherer().join(streams);
     reducer_.join(streams);
   }
 
@@ -152,10 +166,11 @@ class Sharder {
   /// another shape, T01 for another dtype, T07 without data, F10, F13.
   template <class T>
   void load(int unit, int param, const T& tensor, const streams_type& streams) {
-    state_->check_param(unit, param);
+    state().check_param(unit, param);
     const TensorRef full = as_tensor(tensor, device);
     check_full("load", unit, param, full);
     dispatch_dtype(FloatTypes{}, full.dtype(), [](auto) {});
+    gatherer_.await_uses(streams.compute);
     const ShardMemory& shard = state_->shard(unit);
     const int storage = state_->layout(unit).storage_of(param);
     for (const Piece& piece : state_->held(unit)) {
@@ -177,12 +192,12 @@ class Sharder {
   /// F13.
   template <class T>
   void export_master(int unit, int param, const T& tensor, const streams_type& streams) {
-    state_->check_param(unit, param);
+    state().check_param(unit, param);
     export_full("export_master", unit, param, state_->shard(unit).master, as_tensor(tensor, device), streams);
   }
   template <class T>
   void export_gradient(int unit, int param, const T& tensor, const streams_type& streams) {
-    state_->check_param(unit, param);
+    state().check_param(unit, param);
     const ParamPlace& place = state_->layout(unit).place(param);
     if (place.spec.frozen) {
       fail<shape_error>("pleat[F11]: parameter ", place.spec.name, " of unit ", state_->name(unit),
@@ -193,7 +208,7 @@ class Sharder {
 
   /// A tensor of all of a parameter, contiguous: what `load` and the exports take. Errors: F13.
   TensorRef full(int unit, int param, void* data, DType dtype) const {
-    state_->check_param(unit, param);
+    state().check_param(unit, param);
     const std::vector<std::int64_t> shape = state_->layout(unit).full_shape(param);
     TensorRef tensor(data, dtype, {}, state_->device());
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -202,10 +217,13 @@ class Sharder {
     return tensor;
   }
 
-  const Plan& plan() const { return state_->plan; }
+  const Plan& plan() const { return state().plan; }
   const Groups<Comm>& groups() const { return groups_; }
   /// Gathers issued so far.
-  std::int64_t gathers() const { return gatherer_.gathers(); }
+  std::int64_t gathers() const {
+    state();
+    return gatherer_.gathers();
+  }
 
  private:
   using State = ShardState<Executor>;
@@ -218,6 +236,22 @@ class Sharder {
   static constexpr bool is_capturable = requires {
     requires T::is_capturable;
   };
+
+  /// What calls work with. Errors: shape_error F22 on an operation that was moved from.
+  const State& state() const {
+    if (state_ == nullptr) {
+      fail<shape_error>("pleat[F22]: sharded parameters are used after they were moved from; use what holds them now");
+    }
+    return *state_;
+  }
+  Gatherer<Executor>& gatherer() {
+    state();
+    return gatherer_;
+  }
+  Reducer<Executor, Comm>& reducer() {
+    state();
+    return reducer_;
+  }
 
   static std::unique_ptr<State> make_state(const Plan& plan, Executor executor, const Groups<Comm>& groups,
                                            const Memory<Arena>& memory, stream_type s) {

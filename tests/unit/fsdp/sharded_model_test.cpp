@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -188,6 +189,87 @@ TEST_CASE("an update that throws after it has written weights: what follows sees
         op.wait();
       });
     }
+  }
+}
+
+TEST_CASE(
+    "micro-batches add up on any number of ranks: by kernels that obey accumulate, and by kernels that only add") {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [&](ThreadComm& world) {
+      fsdp::ShardedModel<ThreadComm, HostArena> op(world, model(), {}, {.compute = DType::f32});
+      for (int u = 0; u < units; ++u) op.load(u, 0, std::vector<float>(elems, 1));
+      for (const bool only_adds : {false, true}) {
+        for (const float value : {1.0F, 10.0F}) {
+          op.begin_step();
+          for (int u = 0; u < units; ++u) op.forward(u, [](const fsdp::UnitView&) {});
+          for (int u = units; u-- > 0;) {
+            op.backward(u, [&](const fsdp::UnitView&, auto& gradients) {
+              if (!gradients.trains(0)) return;
+              if (only_adds) {
+                float* const to = gradients.add_to(0).template as<float>();
+                for (std::int64_t i = 0; i < elems; ++i) to[i] += value;
+                return;
+              }
+              const auto [tensor, accumulate] = gradients.write(0);
+              float* const to = tensor.template as<float>();
+              for (std::int64_t i = 0; i < elems; ++i) to[i] = value + (accumulate ? to[i] : 0);
+            });
+          }
+        }
+        op.finish_step([&](const fsdp::ShardMemory& shard, int) {
+          for (std::int64_t k = 0; k < shard.piece_count; ++k) {
+            const float* const at = static_cast<const float*>(shard.gradient) + shard.pieces[k].begin;
+            CHECK(std::count(at, at + shard.pieces[k].elems, 11.0F * static_cast<float>(ranks)) ==
+                  shard.pieces[k].elems);
+          }
+        });
+      }
+      op.wait();
+    });
+  }
+}
+
+TEST_CASE("F22: a model that was moved from is refused, and may be assigned to; what it was moved to goes on") {
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [&](ThreadComm& world) {
+      using Model = fsdp::ShardedModel<ThreadComm, HostArena>;
+      Model first(world, model(), {}, {.compute = DType::f32});
+      const std::vector<float> ones(elems, 1);
+      for (int u = 0; u < units; ++u) first.load(u, 0, ones);
+      Model second(std::move(first));
+      const auto text = doctest::Contains("pleat[F22]: sharded parameters are used after they were moved from");
+      const auto nothing = [](const auto&...) {};
+      Model& gone = first;
+      std::vector<float> values(elems);
+      CHECK_THROWS_WITH_AS(gone.load(0, 0, ones), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.load(0, 0, ones.data()), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.begin_step(), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.forward(0, nothing), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.backward(0, nothing), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.finish_step(nothing), text, shape_error);
+      CHECK_THROWS_WITH_AS(gone.wait(), text, shape_error);
+      CHECK_THROWS_WITH_AS(std::ignore = gone.plan(), text, shape_error);
+      Model::sharder_type& op = gone.sharder();
+      CHECK_THROWS_WITH_AS(op.release(0, {}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.gradient(0, {}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.reduce(0, {}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.finish_gradients({}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.discard_gradients(), text, shape_error);
+      CHECK_THROWS_WITH_AS(std::ignore = op.shards(), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.weights_changed({}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.fork({}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.export_master(0, 0, values, {}), text, shape_error);
+      CHECK_THROWS_WITH_AS(op.export_gradient(0, 0, values, {}), text, shape_error);
+      CHECK_THROWS_WITH_AS(std::ignore = op.gathers(), text, shape_error);
+      gone = std::move(second);
+      gone.begin_step();
+      for (int u = 0; u < units; ++u) {
+        gone.forward(u, [&](const fsdp::UnitView& w) {
+          CHECK(std::count(w[0].as<float>(), w[0].as<float>() + elems, 1.0F) == elems);
+        });
+      }
+      gone.wait();
+    });
   }
 }
 

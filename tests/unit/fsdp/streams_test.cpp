@@ -5,6 +5,8 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <tuple>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -95,7 +97,6 @@ void enqueue_training(Rank& rank, int index, int ranks, const Passes& passes, Er
     op.load(u, 0, values, rank.streams);
   }
   std::vector<int> order{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0};
-  DeferredEvent lane_ends;
   for (int step = 0; step < steps; ++step) {
     if (forks) op.fork(rank.streams);
     for (int micro = 0; micro < micro_batches; ++micro) {
@@ -123,14 +124,11 @@ void enqueue_training(Rank& rank, int index, int ranks, const Passes& passes, Er
       }
     }
     op.finish_gradients(rank.streams);
-    // What the other lane has computed is in the gradients, but it may still read the weights.
     std::vector<float>& norms = kept.emplace_back(units);
     for (int u = 0; u < units; ++u) {
       rank.streams.compute.run([&sum = norms[static_cast<std::size_t>(u)],
                                 shard = op.shards()[static_cast<std::size_t>(u)]] { sum = shard_sum(shard); });
     }
-    DeferredExecutor{}.record(lane_ends, rank.second.compute);
-    DeferredExecutor{}.wait(rank.streams.compute, lane_ends);
     for (int u = 0; u < units; ++u) {
       const fsdp::ShardMemory shard = op.shards()[static_cast<std::size_t>(u)];
       rank.streams.compute.run([shard, &errors, &sum = norms[static_cast<std::size_t>(u)]] {
@@ -218,6 +216,10 @@ TEST_CASE("a step without sums leaves the shards alone until the step before is 
     rank.second.compute.run([to = tensor.template as<float>()] { std::fill_n(to, elems, 3.0f); });
     rank.op->reduce(0, rank.second);
     rank.op->finish_gradients(rank.streams);
+    if (seed % 2 == 0) {
+      rank.op->weights_changed(rank.streams);
+      for (int i = 0; i < 200; ++i) rank.streams.compute.run([] {});  // the sums are read later
+    }
     expect(3);
     rank.op->finish_gradients(rank.streams);
     expect(0);
@@ -225,6 +227,161 @@ TEST_CASE("a step without sums leaves the shards alone until the step before is 
     REQUIRE_NOTHROW(world.run(random));
     CHECK(wrong == 0);
   }
+}
+
+/// One rank whose gradients lie in its shard, or in gradient units where they are of bf16.
+struct Alone {
+  explicit Alone(bool of_bf16)
+      : is_bf16(of_bf16),
+        plan(fsdp::plan(
+            std::vector{fsdp::UnitSpec{.name = "unit", .params = {{.name = "w", .shape = {elems}}}}}, {},
+            is_bf16 ? fsdp::Options{.compute = DType::bf16, .gradient = DType::bf16, .transport = Transport::peer}
+                    : fsdp::Options{.transport = Transport::peer})),
+        world(1, plan.footprint().symmetric),
+        rank(world, 0, 1, plan) {}
+
+  /// On the device, in the order of the lane.
+  void write(const Streams& lane, float value) {
+    const auto [tensor, accumulate] = rank.op->gradient(0, lane).write(0);
+    lane.compute.run([this, value, adds = accumulate, to = tensor] {
+      for (std::int64_t i = 0; i < elems; ++i) {
+        if (is_bf16) {
+          auto* const at = to.template as<bfloat16>() + i;
+          *at = bfloat16(value + (adds ? static_cast<float>(*at) : 0));
+        } else {
+          auto* const at = to.template as<float>() + i;
+          *at = value + (adds ? *at : 0);
+        }
+      }
+    });
+  }
+  void expect_sum(const Streams& lane, float value) {
+    lane.compute.run([this, value, at = static_cast<const float*>(rank.op->shards()[0].gradient)] {
+      for (std::int64_t i = 0; i < elems; ++i) wrong += at[i] != value;
+    });
+  }
+  void expect_weights(const Streams& lane, const fsdp::UnitView& view, float value) {
+    lane.compute.run([this, value, w = view[0]] {
+      for (std::int64_t i = 0; i < elems; ++i) {
+        wrong += (is_bf16 ? static_cast<float>(w.as<bfloat16>()[i]) : w.as<float>()[i]) != value;
+      }
+    });
+  }
+  int run(unsigned seed) {
+    std::mt19937 random(seed);
+    REQUIRE_NOTHROW(world.run(random));
+    return std::exchange(wrong, 0);
+  }
+
+  bool is_bf16;
+  fsdp::Plan plan;
+  DeferredWorld world;
+  Rank rank;
+  int wrong = 0;
+};
+constexpr unsigned seeds = 50;
+
+TEST_CASE("what one lane still writes of a discarded batch is over before another lane writes") {
+  for (const bool is_bf16 : {false, true}) {
+    CAPTURE(is_bf16);
+    for (unsigned seed = 0; seed < seeds; ++seed) {
+      Alone alone(is_bf16);
+      Sharder& op = *alone.rank.op;
+      const auto& [a, b] = std::tie(alone.rank.streams, alone.rank.second);
+      alone.write(b, 100);
+      op.discard_gradients();
+      alone.write(a, 1);
+      op.reduce(0, a);
+      op.finish_gradients(a);
+      alone.expect_sum(a, 1);
+      alone.write(b, 100);
+      op.discard_gradients();
+      op.join(a);
+      op.fork(a);  // after what was discarded
+      alone.write(a, 2);
+      op.reduce(0, a);
+      op.finish_gradients(a);
+      alone.expect_sum(a, 2);
+      CHECK(alone.run(seed) == 0);
+    }
+  }
+}
+
+TEST_CASE("a step on another lane leaves the sums alone until the compute stream of the step before has read them") {
+  for (const bool is_bf16 : {false, true}) {
+    for (const bool changes : {false, true}) {
+      CAPTURE(is_bf16);
+      CAPTURE(changes);
+      for (unsigned seed = 0; seed < seeds; ++seed) {
+        Alone alone(is_bf16);
+        Sharder& op = *alone.rank.op;
+        const auto& [a, b] = std::tie(alone.rank.streams, alone.rank.second);
+        alone.write(a, 1);
+        op.reduce(0, a);
+        op.finish_gradients(a);
+        alone.expect_sum(a, 1);
+        if (changes) op.weights_changed(a);
+        alone.write(b, 50);
+        op.reduce(0, b);
+        op.finish_gradients(b);
+        alone.expect_sum(b, 50);
+        op.finish_gradients(a);  // without sums
+        alone.expect_sum(a, 0);
+        CHECK(alone.run(seed) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("weights that are used where they lie are written after their uses on every lane") {
+  for (const bool is_bf16 : {false, true}) {
+    for (const bool loads : {false, true}) {
+      CAPTURE(is_bf16);
+      CAPTURE(loads);
+      for (unsigned seed = 0; seed < seeds; ++seed) {
+        Alone alone(is_bf16);
+        Sharder& op = *alone.rank.op;
+        const auto& [a, b] = std::tie(alone.rank.streams, alone.rank.second);
+        const std::vector<float> sevens(elems, 7), sixes(elems, 6);
+        op.load(0, 0, sevens, a);
+        for (int use = 0; use < 2; ++use) {
+          const fsdp::UnitView weights = op.acquire(0, b);
+          if (use == 1) alone.write(b, 1);
+          if (use == 1) op.reduce(0, b);
+          for (int i = 0; i < 200; ++i) b.compute.run([] {});  // dx takes a while beside the sum
+          alone.expect_weights(b, weights, 7);
+          op.release(0, b);
+        }
+        if (loads) {
+          op.load(0, 0, sixes, a);
+        } else {
+          op.finish_gradients(a);
+          a.compute.run([shard = op.shards()[0]] {
+            std::fill_n(static_cast<float*>(shard.master), elems, 6.0F);
+            if (shard.compute != nullptr) std::fill_n(static_cast<bfloat16*>(shard.compute), elems, bfloat16(6.0F));
+          });
+          op.weights_changed(a);
+        }
+        alone.expect_weights(b, op.acquire(0, b), 6);
+        op.release(0, b);
+        CHECK(alone.run(seed) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("lanes do not wait for each other's uses of weights") {
+  Alone alone(false);
+  Sharder& op = *alone.rank.op;
+  const auto& [a, b] = std::tie(alone.rank.streams, alone.rank.second);
+  bool is_done = false;
+  a.compute.enqueue([&] { return is_done; });  // for ever, unless lane b goes on
+  for (const Streams& lane : {a, b}) {
+    op.acquire(0, lane);
+    op.release(0, lane);
+  }
+  b.compute.run([&] { is_done = true; });
+  CHECK(alone.run(1) == 0);
 }
 
 TEST_CASE("a fork has nothing in flight; a join brings it back, and nothing but compute goes on after it") {
