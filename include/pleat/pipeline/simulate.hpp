@@ -60,13 +60,13 @@ struct Timeline {
   double makespan = 0;
 
   /// Time that a rank waits; the most that one does; the most that is live on one.
-  constexpr double bubble(int rank) const { return makespan - ranks[static_cast<std::size_t>(rank)].busy; }
-  constexpr double max_bubble() const {
+  double bubble(int rank) const { return makespan - ranks[static_cast<std::size_t>(rank)].busy; }
+  double max_bubble() const {
     double most = 0;
     for (std::size_t r = 0; r < ranks.size(); ++r) most = std::max(most, bubble(static_cast<int>(r)));
     return most;
   }
-  constexpr int peak_live() const {
+  int peak_live() const {
     int most = 0;
     for (const RankTimeline& rank : ranks) most = std::max(most, rank.peak_live);
     return most;
@@ -76,7 +76,7 @@ struct Timeline {
 namespace detail {
 
 /// Counts what a rank's operations hold; also checks that each part is there exactly once (P06).
-constexpr void count_memory(const Schedule& schedule, int rank, RankTimeline& timeline) {
+inline void count_memory(const Schedule& schedule, int rank, RankTimeline& timeline) {
   const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
   const auto size = static_cast<std::size_t>(schedule.placement.chunks_per_rank) * micro_batches;
   std::vector<int> seen(3 * size, 0);
@@ -112,7 +112,7 @@ constexpr void count_memory(const Schedule& schedule, int rank, RankTimeline& ti
 template <class Cost>
 class Simulator {
  public:
-  constexpr Simulator(const Schedule& schedule, const Cost& cost, TransferModel model)
+  Simulator(const Schedule& schedule, const Cost& cost, TransferModel model)
       : schedule_(schedule),
         cost_(cost),
         model_(model),
@@ -127,7 +127,7 @@ class Simulator {
     }
   }
 
-  constexpr Timeline run() {
+  Timeline run() {
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t r = 0; r < ranks_; ++r) {
@@ -161,27 +161,27 @@ class Simulator {
     std::vector<Post> sends, receives;
   };
 
-  constexpr std::size_t passes() const {
+  std::size_t passes() const {
     return static_cast<std::size_t>(schedule_.placement.chunks_per_rank) *
            static_cast<std::size_t>(schedule_.micro_batches);
   }
-  constexpr std::size_t pass(const Part& part) const {
+  std::size_t pass(const Part& part) const {
     return static_cast<std::size_t>(part.chunk) * static_cast<std::size_t>(schedule_.micro_batches) +
            static_cast<std::size_t>(part.micro_batch);
   }
-  constexpr const Program& program(std::size_t r) const { return schedule_.programs[r]; }
-  constexpr std::size_t index(const Boundary& what) const { return static_cast<std::size_t>(schedule_.index(what)); }
-  constexpr Lane& lane(std::size_t rank, const Transfer& t) {
+  const Program& program(std::size_t r) const { return schedule_.programs[r]; }
+  std::size_t index(const Boundary& what) const { return static_cast<std::size_t>(schedule_.index(what)); }
+  Lane& lane(std::size_t rank, const Transfer& t) {
     const auto peer = static_cast<std::size_t>(t.peer);
     return lanes_[t.is_send ? rank * ranks_ + peer : peer * ranks_ + rank];
   }
 
-  constexpr bool batch_is_due(std::size_t r) const {
+  bool batch_is_due(std::size_t r) const {
     const RankState& s = states_[r];
     const auto& batches = program(r).batches;
     return s.batch < batches.size() && batches[s.batch].before <= static_cast<int>(s.op);
   }
-  constexpr bool advance_batch(std::size_t r) {
+  bool advance_batch(std::size_t r) {
     RankState& s = states_[r];
     if (model_ == TransferModel::instant || !batch_is_due(r)) return false;
     const Batch& batch = program(r).batches[s.batch];
@@ -208,7 +208,7 @@ class Simulator {
     ++s.batch;
     return true;
   }
-  constexpr void post(std::size_t r, const Batch& batch) {
+  void post(std::size_t r, const Batch& batch) {
     RankState& s = states_[r];
     for (const Transfer& t : batch.transfers) check_transfer(static_cast<int>(r), batch, t);
     if (batch.before > 0) {
@@ -220,7 +220,7 @@ class Simulator {
     }
     s.is_posted = true;
   }
-  constexpr void check_transfer(int rank, const Batch& batch, const Transfer& t) const {
+  void check_transfer(int rank, const Batch& batch, const Transfer& t) const {
     const Placement& p = schedule_.placement;
     const bool is_known = p.travels(t.what) && t.what.micro_batch >= 0 && t.what.micro_batch < schedule_.micro_batches;
     const int from = is_known ? p.rank_of(t.what.stage) : -1;
@@ -234,7 +234,7 @@ class Simulator {
   }
 
   /// When the op's inputs are there; `unknown` while one is missing.
-  constexpr double inputs_ready(std::size_t r, const Op& op) const {
+  double inputs_ready(std::size_t r, const Op& op) const {
     const RankState& s = states_[r];
     double time = 0;
     bool all = true;
@@ -250,7 +250,7 @@ class Simulator {
     if (op.kind == OpKind::weight_backward) need(s.input_gradient_done[pass(op.backward)]);
     return all ? time : unknown;
   }
-  constexpr bool advance_op(std::size_t r) {
+  bool advance_op(std::size_t r) {
     RankState& s = states_[r];
     if (s.op == program(r).ops.size()) return false;
     if (model_ == TransferModel::blocking && batch_is_due(r)) return false;
@@ -272,7 +272,7 @@ class Simulator {
     return true;
   }
 
-  constexpr void check_end(std::size_t r) const {
+  void check_end(std::size_t r) const {
     const RankState& s = states_[r];
     const auto& ops = program(r).ops;
     const bool batches_left = model_ != TransferModel::instant && s.batch < program(r).batches.size();
@@ -307,14 +307,13 @@ class Simulator {
 /// shape_error P05 when it cannot end (the text names a rank that waits, and where) or when transfers do not match, P06
 /// when a pass is missing or there twice, P10 for a time that is none.
 template <class Cost = Costs>
-constexpr Timeline simulate(const Schedule& schedule, const Cost& cost = {},
-                            TransferModel model = TransferModel::blocking) {
+Timeline simulate(const Schedule& schedule, const Cost& cost = {}, TransferModel model = TransferModel::blocking) {
   return detail::Simulator<Cost>(schedule, cost, model).run();
 }
 
 /// A run as it was measured: `spans` [ranks][ops], in any one unit and from any one zero. Errors: shape_error P10 when
 /// they are not those of the schedule.
-constexpr Timeline measured(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
+inline Timeline measured(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
   if (spans.size() != schedule.programs.size()) {
     fail<shape_error>("pleat[P10]: times of ", spans.size(), " ranks for a schedule of ", schedule.programs.size());
   }
