@@ -30,38 +30,39 @@ TEST_CASE("calls that do not fit are errors with the values") {
     op.load(3, 0, std::vector<float>(3), {});
 
     check_refused("pleat[F07]: load of parameter w of unit unit 1 got f32 [5] on host; it must be f32 [4]",
-                [&] { op.load(1, 0, std::vector<float>(5), {}); });
+                  [&] { op.load(1, 0, std::vector<float>(5), {}); });
     check_refused("pleat[F07]", [&] { op.load(1, 0, TensorRef(w.data(), {2, 2}), {}); });
     std::vector<double> wide(4);
     check_refused("pleat[T07]: load of parameter w of unit unit 1 got f32 [4] on host, which has no data",
-                [&] { op.load(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
+                  [&] { op.load(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
     check_refused("pleat[T07]", [&] { op.export_master(1, 0, TensorRef(nullptr, DType::f32, {4}), {}); });
     check_refused("pleat[F07]: export_master into a tensor of f64; it must be of f32",
-                [&] { op.export_master(0, 0, wide, {}); });
+                  [&] { op.export_master(0, 0, wide, {}); });
 
     op.begin(std::array{0, 1});
     check_refused("pleat[F09]: use 0 is of unit unit 1, but the order given to begin() has unit 0",
-                [&] { op.acquire(1, {}); });
+                  [&] { op.acquire(1, {}); });
     op.acquire(0, {});
     check_refused("pleat[F10]: unit unit 1 has no slot: all 1 of its kind are held", [&] { op.acquire(1, {}); });
     check_refused("pleat[F10]: weights changed while unit unit 0 is held", [&] { op.weights_changed({}); });
     op.release(0, {});
     check_refused("pleat[F10]: unit unit 0 is released, but nobody holds it", [&] { op.release(0, {}); });
     check_refused("pleat[F09]: use 2 is of unit unit 1, but the order given to begin() has ended",
-                [&] { op.acquire(1, {}); });
+                  [&] { op.acquire(1, {}); });
 
     check_refused("pleat[F11]: parameter table of unit frozen is frozen and has no gradient; write only where",
-                [&] { std::ignore = op.gradient(3, {}).write(0); });
+                  [&] { std::ignore = op.gradient(3, {}).write(0); });
     check_refused("pleat[F11]", [&] { op.export_gradient(3, 0, std::vector<float>(3), {}); });
     op.gradient(0, {});
     op.gradient(1, {});
     check_refused("pleat[F12]: the gradients of unit unit 2 have no buffer: all 2 of its kind are being written",
-                [&] { op.gradient(2, {}); });
+                  [&] { op.gradient(2, {}); });
     op.reduce(0, {});
     op.gradient(2, {});
 
     check_refused("pleat[F13]: there is no unit 4; units are 0 to 3", [&] { op.acquire(4, {}); });
-    check_refused("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0", [&] { op.load(0, 1, w, {}); });
+    check_refused("pleat[F13]: unit unit 0 has no parameter 1; its parameters are 0 to 0",
+                  [&] { op.load(0, 1, w, {}); });
     check_refused("pleat[F13]", [&] { op.begin(std::array{0, -1}); });
     op.begin({});
     const fsdp::UnitView view = op.acquire(0, {});
@@ -79,7 +80,8 @@ TEST_CASE("calls that do not fit are errors with the values") {
   const std::vector<fsdp::UnitSpec> mixed{
       {.name = "a", .params = {{.name = "w", .shape = {3}}, {.name = "table", .shape = {3}, .frozen = true}}}};
   with_sharder(1, mixed, {}, dense_world, [&](Sharder& op, ThreadComm&) {
-    check_refused("pleat[F11]: parameter table of unit a is frozen", [&] { std::ignore = op.gradient(0, {}).write(1); });
+    check_refused("pleat[F11]: parameter table of unit a is frozen",
+                  [&] { std::ignore = op.gradient(0, {}).write(1); });
   });
 }
 
@@ -144,9 +146,9 @@ TEST_CASE("what no rank can load is refused by all, also by those that hold noth
   with_sharder(2, vectors(1, 3), {}, dense_world, [&](Sharder& op, ThreadComm&) {
     const std::vector<std::int32_t> whole(3);
     check_refused("pleat[T01]: dtype i32 is not supported here; valid dtypes: f64 f32 bf16",
-                [&] { op.load(0, 0, whole, {}); });
+                  [&] { op.load(0, 0, whole, {}); });
     check_refused("pleat[T01]",
-                [&] { op.load(0, 0, TensorRef(const_cast<std::int32_t*>(whole.data()), DType::f16, {3}), {}); });
+                  [&] { op.load(0, 0, TensorRef(const_cast<std::int32_t*>(whole.data()), DType::f16, {3}), {}); });
   });
 }
 
