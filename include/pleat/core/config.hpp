@@ -1,5 +1,5 @@
-// What pleat needs of a compiler, and the one macro that annotates code for both sides of a CUDA program; it is empty
-// for a plain C++ compiler.
+// What pleat needs of a compiler, and the two macros for what only the compiler knows: which code is for both sides of
+// a CUDA program, and what may run at compile time.
 #pragma once
 
 #if __cplusplus < 202002L
@@ -21,4 +21,11 @@
 #define PLEAT_HD __host__ __device__
 #else
 #define PLEAT_HD
+#endif
+
+// For functions that use vectors: those of _GLIBCXX_DEBUG are not literal in C++20, others are.
+#if defined(_GLIBCXX_DEBUG)
+#define PLEAT_VECTOR_CONSTEXPR inline
+#else
+#define PLEAT_VECTOR_CONSTEXPR constexpr
 #endif

@@ -108,47 +108,47 @@ struct UnitLayout {
 
   /// Elements of the unit's buffer, padding included; ranks that share it; where a rank's shard begins, how long it is,
   /// and how long the longest.
-  std::int64_t total_elems() const { return boundaries.back(); }
-  int shard_count() const { return static_cast<int>(boundaries.size()) - 1; }
-  std::int64_t shard_begin(int rank) const { return boundaries[static_cast<std::size_t>(rank)]; }
-  std::int64_t shard_elems(int rank) const { return shard_begin(rank + 1) - shard_begin(rank); }
-  std::int64_t max_shard_elems() const {
+  PLEAT_VECTOR_CONSTEXPR std::int64_t total_elems() const { return boundaries.back(); }
+  PLEAT_VECTOR_CONSTEXPR int shard_count() const { return static_cast<int>(boundaries.size()) - 1; }
+  PLEAT_VECTOR_CONSTEXPR std::int64_t shard_begin(int rank) const { return boundaries[static_cast<std::size_t>(rank)]; }
+  PLEAT_VECTOR_CONSTEXPR std::int64_t shard_elems(int rank) const { return shard_begin(rank + 1) - shard_begin(rank); }
+  PLEAT_VECTOR_CONSTEXPR std::int64_t max_shard_elems() const {
     std::int64_t most = 0;
     for (int r = 0; r < shard_count(); ++r) most = std::max(most, shard_elems(r));
     return most;
   }
   /// The parameter whose storage `param` uses: itself, or what it is tied to.
-  int storage_of(int param) const {
+  PLEAT_VECTOR_CONSTEXPR int storage_of(int param) const {
     const int tied_to = place(param).spec.tied_to;
     return tied_to < 0 ? param : storage_of(tied_to);
   }
   /// All of a parameter on one ep rank: [shape...], or [experts_local, shape...] in an expert unit.
-  std::vector<std::int64_t> full_shape(int param) const {
+  PLEAT_VECTOR_CONSTEXPR std::vector<std::int64_t> full_shape(int param) const {
     std::vector<std::int64_t> shape = place(param).spec.shape;
     if (experts_local != 0) shape.insert(shape.begin(), experts_local);
     return shape;
   }
-  const ParamPlace& place(int param) const { return params[static_cast<std::size_t>(param)]; }
-  bool trains() const {
+  PLEAT_VECTOR_CONSTEXPR const ParamPlace& place(int param) const { return params[static_cast<std::size_t>(param)]; }
+  PLEAT_VECTOR_CONSTEXPR bool trains() const {
     return std::any_of(params.begin(), params.end(), [](const ParamPlace& p) { return !p.spec.frozen; });
   }
   /// How many parts of the buffer hold the unit's parameters: one per expert and parameter.
-  std::int64_t block_count() const { return std::max<std::int64_t>(experts_local, 1); }
+  PLEAT_VECTOR_CONSTEXPR std::int64_t block_count() const { return std::max<std::int64_t>(experts_local, 1); }
 
   /// Calls f(param, expert, begin) for each part of the buffer that has storage, ascending.
   template <class F>
-  void for_each_segment(F f) const {
+  PLEAT_VECTOR_CONSTEXPR void for_each_segment(F f) const {
     for_each_segment_of(0, block_count(), f);
   }
   /// The same for the parts of experts that have elements in [first, last), and for all of a unit without experts.
   template <class F>
-  void for_each_segment(std::int64_t first, std::int64_t last, F f) const {
+  PLEAT_VECTOR_CONSTEXPR void for_each_segment(std::int64_t first, std::int64_t last, F f) const {
     if (expert_stride == 0) return for_each_segment(f);
     for_each_segment_of(first / expert_stride, std::min(block_count(), (last + expert_stride - 1) / expert_stride), f);
   }
 
   /// What the shard of `rank` holds, ascending.
-  std::vector<Piece> pieces(int rank) const {
+  PLEAT_VECTOR_CONSTEXPR std::vector<Piece> pieces(int rank) const {
     const std::int64_t shard_first = shard_begin(rank);
     const std::int64_t shard_last = shard_begin(rank + 1);
     std::vector<Piece> held;
@@ -163,7 +163,7 @@ struct UnitLayout {
 
  private:
   template <class F>
-  void for_each_segment_of(std::int64_t first_block, std::int64_t past_block, F f) const {
+  PLEAT_VECTOR_CONSTEXPR void for_each_segment_of(std::int64_t first_block, std::int64_t past_block, F f) const {
     for (std::int64_t e = first_block; e < past_block; ++e) {
       for (int p = 0; p < static_cast<int>(params.size()); ++p) {
         if (place(p).spec.tied_to < 0) f(p, e, place(p).offset + e * expert_stride);
@@ -186,7 +186,7 @@ struct UpdatePiece {
 
 /// Ranges of the shard that hold the trainable pieces among `pieces` and nothing frozen. Padding between two of them
 /// belongs to their range: it may be summed, since nobody reads it.
-inline std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<const Piece> pieces) {
+PLEAT_VECTOR_CONSTEXPR std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<const Piece> pieces) {
   std::vector<Range> ranges;
   bool is_joined = false;
   for (const Piece& piece : pieces) {
@@ -200,7 +200,8 @@ inline std::vector<Range> trainable_ranges(const UnitLayout& unit, std::span<con
 
 /// The trainable pieces among `held`, what a rank holds of `unit`. The state of each optimizer is dense but for gaps
 /// that keep elements at the place within 8 that they have in the shard, for wide accesses to both.
-inline std::vector<UpdatePiece> update_pieces(const UnitLayout& unit, std::span<const Piece> held, int replicas) {
+PLEAT_VECTOR_CONSTEXPR std::vector<UpdatePiece> update_pieces(const UnitLayout& unit, std::span<const Piece> held,
+                                                              int replicas) {
   constexpr std::int64_t width = 8;
   std::int64_t state_ends[] = {0, 0};
   std::vector<UpdatePiece> pieces;
@@ -217,7 +218,7 @@ inline std::vector<UpdatePiece> update_pieces(const UnitLayout& unit, std::span<
   return pieces;
 }
 /// Elements that the state of `optimizer` takes for a shard of the unit: the most of any rank.
-inline std::int64_t max_state_elems(const UnitLayout& unit, Optimizer optimizer) {
+PLEAT_VECTOR_CONSTEXPR std::int64_t max_state_elems(const UnitLayout& unit, Optimizer optimizer) {
   const bool is_used = std::any_of(unit.params.begin(), unit.params.end(), [&](const ParamPlace& p) {
     return !p.spec.frozen && p.spec.optimizer == optimizer;
   });
@@ -268,7 +269,7 @@ constexpr std::int64_t checked_elems(const std::string& what, std::int64_t a, st
   return a * b;
 }
 
-inline void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
+PLEAT_VECTOR_CONSTEXPR void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
   const ParamSpec& spec = specs[i];
   std::int64_t elems = 1;
   for (const std::int64_t extent : spec.shape) {
@@ -294,7 +295,7 @@ inline void check_spec(std::span<const ParamSpec> specs, std::size_t i) {
 }
 
 /// The first place at or above `boundary` that is inside no granule.
-inline std::int64_t outside_granules(const UnitLayout& unit, std::int64_t boundary) {
+PLEAT_VECTOR_CONSTEXPR std::int64_t outside_granules(const UnitLayout& unit, std::int64_t boundary) {
   std::int64_t moved = boundary;
   unit.for_each_segment(boundary, boundary + 1, [&](int p, std::int64_t, std::int64_t begin) {
     const ParamPlace& place = unit.place(p);
@@ -310,7 +311,8 @@ inline std::int64_t outside_granules(const UnitLayout& unit, std::int64_t bounda
 /// Errors: shape_error F01 for a granule larger than an equal share, F02 for boundaries of the caller that do not cover
 /// the unit, F03 for extents, experts, counts or an alignment that cannot be and for more than max_unit_elems, F04 for
 /// a tie that does not fit.
-inline UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count, const LayoutOptions& options = {}) {
+PLEAT_VECTOR_CONSTEXPR UnitLayout plan_unit(std::span<const ParamSpec> specs, int shard_count,
+                                            const LayoutOptions& options = {}) {
   const std::int64_t alignment = options.alignment_elems;
   constexpr std::int64_t most_experts = std::numeric_limits<int>::max();
   if (shard_count < 1 || alignment < 1 || alignment > max_unit_elems || options.experts_local < 0 ||

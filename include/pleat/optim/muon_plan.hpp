@@ -39,7 +39,7 @@ struct MuonMatrix {
     return form == MuonForm::keller ? std::sqrt(std::max(1.0, r / c)) : 0.2 * std::sqrt(std::max(r, c));
   }
   /// What `rank` holds of it, counted from the matrix's beginning; empty ranges begin anywhere.
-  fsdp::Range held(const fsdp::UnitLayout& layout, int rank) const {
+  PLEAT_VECTOR_CONSTEXPR fsdp::Range held(const fsdp::UnitLayout& layout, int rank) const {
     const std::int64_t first = std::max(begin, layout.shard_begin(rank));
     const std::int64_t last = std::min(begin + elems(), layout.shard_begin(rank + 1));
     return {first - begin, std::max<std::int64_t>(last - first, 0)};

@@ -20,14 +20,14 @@ struct TimedTransfer {
 };
 
 /// The first moment from `start` on at which `rank` is between two ops.
-inline double next_gap(const RankTimeline& rank, double start) {
+PLEAT_VECTOR_CONSTEXPR double next_gap(const RankTimeline& rank, double start) {
   for (const Span& span : rank.spans) {
     if (span.start >= start) break;
     if (span.finish > start) return span.finish;
   }
   return start;
 }
-inline int ops_before(const RankTimeline& rank, double time) {
+PLEAT_VECTOR_CONSTEXPR int ops_before(const RankTimeline& rank, double time) {
   int ops = 0;
   while (ops < static_cast<int>(rank.spans.size()) && rank.spans[static_cast<std::size_t>(ops)].start < time) ++ops;
   return ops;
@@ -35,7 +35,7 @@ inline int ops_before(const RankTimeline& rank, double time) {
 
 /// A moment between making and use at which both ranks are between ops; where there is none, the one that holds up one
 /// rank for the least time.
-inline double meeting_time(const RankTimeline& from, const RankTimeline& to, double made, double used) {
+PLEAT_VECTOR_CONSTEXPR double meeting_time(const RankTimeline& from, const RankTimeline& to, double made, double used) {
   for (double time = made; time <= used;) {
     const double next = std::max(next_gap(from, time), next_gap(to, time));
     if (next == time) return time;
@@ -56,8 +56,8 @@ inline constexpr Costs planning_costs{.overlapped = 2};
 /// things really take. Transfers without an op in between are one batch: they are entered sooner, never later. Ops must
 /// have positive costs. Errors: shape_error P05, P06 when the orders themselves are impossible.
 template <class Cost = Costs>
-Schedule with_transfers(Placement placement, int micro_batches, std::vector<Order> orders, const char* name,
-                        const Cost& cost = detail::planning_costs) {
+PLEAT_VECTOR_CONSTEXPR Schedule with_transfers(Placement placement, int micro_batches, std::vector<Order> orders,
+                                               const char* name, const Cost& cost = detail::planning_costs) {
   Schedule schedule{placement, micro_batches, {}, name};
   for (Order& order : orders) schedule.programs.push_back({std::move(order), {}});
   const Timeline run = simulate(schedule, cost, TransferModel::instant);
@@ -107,7 +107,7 @@ constexpr int least_micro_batches(Kind kind, int ranks) {
 }
 
 namespace detail {
-inline std::vector<Order> orders_of(Kind kind, int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR std::vector<Order> orders_of(Kind kind, int ranks, int micro_batches) {
   if (kind == Kind::zb_v) return zb_v(ranks, micro_batches);
   const auto of_rank = kind == Kind::dualpipe_v          ? dualpipe_v
                        : kind == Kind::one_f_one_b_pairs ? one_f_one_b_pairs
@@ -120,7 +120,7 @@ inline std::vector<Order> orders_of(Kind kind, int ranks, int micro_batches) {
 
 /// The schedule of `kind` for a step of `micro_batches` on `ranks` ranks of a pipeline; pure, and the same on every
 /// rank. Errors: shape_error P01 (too few micro-batches), P02 (no ranks), P09 (no kind).
-inline Schedule make_schedule(Kind kind, int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR Schedule make_schedule(Kind kind, int ranks, int micro_batches) {
   if (*name_of(kind) == '\0') {
     fail<shape_error>("pleat[P09]: no schedule has kind number ", static_cast<int>(kind),
                       "; valid: 1f1b 1f1b-pairs zb-v dualpipev");

@@ -12,27 +12,27 @@ namespace pleat::inline v0::pipeline::detail {
 /// Appends operations, and counts per chunk which micro-batch is next.
 class OrderWriter {
  public:
-  void forward(int chunk) { order_.push_back({OpKind::forward, next_forward(chunk), {}}); }
-  void backward(int chunk) { order_.push_back({OpKind::backward, {}, next_backward(chunk)}); }
-  void input_backward(int chunk) {
+  PLEAT_VECTOR_CONSTEXPR void forward(int chunk) { order_.push_back({OpKind::forward, next_forward(chunk), {}}); }
+  PLEAT_VECTOR_CONSTEXPR void backward(int chunk) { order_.push_back({OpKind::backward, {}, next_backward(chunk)}); }
+  PLEAT_VECTOR_CONSTEXPR void input_backward(int chunk) {
     deferred_.push_back(next_backward(chunk));
     order_.push_back({OpKind::input_backward, {}, deferred_.back()});
   }
   /// Of the oldest input_backward that has none.
-  void weight_backward() { order_.push_back({OpKind::weight_backward, {}, deferred_[done_++]}); }
-  void overlapped(int forward_chunk, int backward_chunk) {
+  PLEAT_VECTOR_CONSTEXPR void weight_backward() { order_.push_back({OpKind::weight_backward, {}, deferred_[done_++]}); }
+  PLEAT_VECTOR_CONSTEXPR void overlapped(int forward_chunk, int backward_chunk) {
     const Part f = next_forward(forward_chunk);
     order_.push_back({OpKind::overlapped, f, next_backward(backward_chunk)});
   }
 
-  int forwards(int chunk) const { return forwards_[chunk]; }
-  int backwards(int chunk) const { return backwards_[chunk]; }
-  int deferred() const { return static_cast<int>(deferred_.size() - done_); }
-  Order finish() { return std::move(order_); }
+  PLEAT_VECTOR_CONSTEXPR int forwards(int chunk) const { return forwards_[chunk]; }
+  PLEAT_VECTOR_CONSTEXPR int backwards(int chunk) const { return backwards_[chunk]; }
+  PLEAT_VECTOR_CONSTEXPR int deferred() const { return static_cast<int>(deferred_.size() - done_); }
+  PLEAT_VECTOR_CONSTEXPR Order finish() { return std::move(order_); }
 
  private:
-  Part next_forward(int chunk) { return {chunk, forwards_[chunk]++}; }
-  Part next_backward(int chunk) { return {chunk, backwards_[chunk]++}; }
+  PLEAT_VECTOR_CONSTEXPR Part next_forward(int chunk) { return {chunk, forwards_[chunk]++}; }
+  PLEAT_VECTOR_CONSTEXPR Part next_backward(int chunk) { return {chunk, backwards_[chunk]++}; }
 
   Order order_;
   std::vector<Part> deferred_;
@@ -42,7 +42,7 @@ class OrderWriter {
 };
 
 /// One forward, one backward. source: PipeDream-Flush, arXiv 2006.09503.
-inline Order one_f_one_b(int rank, int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR Order one_f_one_b(int rank, int ranks, int micro_batches) {
   OrderWriter write;
   const int ahead = std::min(micro_batches, ranks - 1 - rank);
   for (int i = 0; i < ahead; ++i) write.forward(0);
@@ -57,7 +57,7 @@ inline Order one_f_one_b(int rank, int ranks, int micro_batches) {
 /// One forward beside one backward: each rank is as far ahead as a micro-batch takes to the last rank and back, one
 /// pair per rank on either way, so that all of its steady state is pairs, on one rank too. source: DeepSeek-V3, arXiv
 /// 2412.19437, where they hide the experts' communication.
-inline Order one_f_one_b_pairs(int rank, int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR Order one_f_one_b_pairs(int rank, int ranks, int micro_batches) {
   OrderWriter write;
   const int ahead = std::min(micro_batches, 2 * (ranks - rank) - 1);
   for (int i = 0; i < ahead; ++i) write.forward(0);
@@ -68,7 +68,7 @@ inline Order one_f_one_b_pairs(int rank, int ranks, int micro_batches) {
 
 /// DualPipe cut in half: a V of two chunks per rank, whose steady state pairs the forward of one micro-batch with the
 /// backward of another. source: github.com/deepseek-ai/DualPipe, DualPipeV.
-inline Order dualpipe_v(int rank, int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR Order dualpipe_v(int rank, int ranks, int micro_batches) {
   OrderWriter write;
   const int later = ranks - 1 - rank;  // ranks behind this one
   const int sooner = rank + 1;         // this one and those before
@@ -116,7 +116,7 @@ inline Order dualpipe_v(int rank, int ranks, int micro_batches) {
 /// 2 * ranks activations, nor, with what its deferred weight gradients keep, more than `spare` above that.
 class ZeroBubbleGame {
  public:
-  ZeroBubbleGame(int ranks, int micro_batches, int spare0, int spare1)
+  PLEAT_VECTOR_CONSTEXPR ZeroBubbleGame(int ranks, int micro_batches, int spare0, int spare1)
       : placement_{ranks, 2},
         micro_batches_(micro_batches),
         spare_{spare0, spare1},
@@ -125,7 +125,7 @@ class ZeroBubbleGame {
         backward_done_(forward_done_) {}
 
   /// The number of steps; `never` when no rank may do anything.
-  int play() {
+  PLEAT_VECTOR_CONSTEXPR int play() {
     const int ranks = placement_.ranks;
     int left = 6 * ranks * micro_batches_;
     std::vector<Choice> choices(static_cast<std::size_t>(ranks), Choice::nothing);
@@ -138,7 +138,7 @@ class ZeroBubbleGame {
     }
     return step;
   }
-  std::vector<Order> finish() {
+  PLEAT_VECTOR_CONSTEXPR std::vector<Order> finish() {
     std::vector<Order> orders;
     for (OrderWriter& writer : writers_) orders.push_back(writer.finish());
     return orders;
@@ -149,22 +149,22 @@ class ZeroBubbleGame {
  private:
   enum class Choice : unsigned char { nothing, forward0, forward1, backward0, backward1, weight };
 
-  int& at(std::vector<int>& done, int stage, int micro_batch) {
+  PLEAT_VECTOR_CONSTEXPR int& at(std::vector<int>& done, int stage, int micro_batch) {
     return done[static_cast<std::size_t>(stage) * static_cast<std::size_t>(micro_batches_) +
                 static_cast<std::size_t>(micro_batch)];
   }
-  bool can_forward(const OrderWriter& w, int rank, int chunk, int step) {
+  PLEAT_VECTOR_CONSTEXPR bool can_forward(const OrderWriter& w, int rank, int chunk, int step) {
     const int i = w.forwards(chunk), stage = placement_.stage(rank, chunk);
     const int live = w.forwards(0) + w.forwards(1) - w.backwards(0) - w.backwards(1);
     const int most = 2 * placement_.ranks;
     return i < micro_batches_ && (stage == 0 || at(forward_done_, stage - 1, i) <= step) && live < most &&
            live + w.deferred() < most + spare_[chunk];
   }
-  bool can_backward(const OrderWriter& w, int rank, int chunk, int step) {
+  PLEAT_VECTOR_CONSTEXPR bool can_backward(const OrderWriter& w, int rank, int chunk, int step) {
     const int i = w.backwards(chunk), stage = placement_.stage(rank, chunk);
     return i < w.forwards(chunk) && (stage == placement_.stages() - 1 || at(backward_done_, stage + 1, i) <= step);
   }
-  Choice choose(int rank, int step) {
+  PLEAT_VECTOR_CONSTEXPR Choice choose(int rank, int step) {
     const OrderWriter& w = writers_[static_cast<std::size_t>(rank)];
     if (can_backward(w, rank, 1, step)) return Choice::backward1;
     if (can_backward(w, rank, 0, step)) return Choice::backward0;
@@ -174,7 +174,7 @@ class ZeroBubbleGame {
     if (is_near && can_forward(w, rank, 0, step)) return Choice::forward0;
     return w.deferred() > 0 ? Choice::weight : Choice::nothing;
   }
-  int act(int rank, Choice choice, int step) {
+  PLEAT_VECTOR_CONSTEXPR int act(int rank, Choice choice, int step) {
     OrderWriter& w = writers_[static_cast<std::size_t>(rank)];
     switch (choice) {
       case Choice::nothing:
@@ -210,7 +210,7 @@ class ZeroBubbleGame {
 /// Zero bubble on a V of two chunks per rank: of the games from the least memory up, the first without a bubble but the
 /// ranks - 1 steps that the first micro-batch takes; else the shortest. source: Pipeline Parallelism with Controllable
 /// Memory, arXiv 2405.15362.
-inline std::vector<Order> zb_v(int ranks, int micro_batches) {
+PLEAT_VECTOR_CONSTEXPR std::vector<Order> zb_v(int ranks, int micro_batches) {
   const int shortest = 6 * micro_batches + ranks - 1;
   int best_steps = ZeroBubbleGame::never;
   std::vector<Order> best;

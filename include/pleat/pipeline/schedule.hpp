@@ -178,7 +178,7 @@ constexpr void append_to(Message& text, const Boundary& what) {
 
 /// The layers of each stage, in order: as equal as can be; what is left over goes to the inner stages in order, then to
 /// the first, then to the last, which hold the embedding and the head. Errors: shape_error P07.
-inline std::vector<int> layers_of_stages(int layers, int stages) {
+PLEAT_VECTOR_CONSTEXPR std::vector<int> layers_of_stages(int layers, int stages) {
   if (stages < 1 || layers < stages) {
     fail<shape_error>("pleat[P07]: ", layers, " layers cannot fill ", stages,
                       " stages; valid: from 1 to as many stages as there are layers");

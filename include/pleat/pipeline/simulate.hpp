@@ -60,13 +60,13 @@ struct Timeline {
   double makespan = 0;
 
   /// Time that a rank waits; the most that one does; the most that is live on one.
-  double bubble(int rank) const { return makespan - ranks[static_cast<std::size_t>(rank)].busy; }
-  double max_bubble() const {
+  PLEAT_VECTOR_CONSTEXPR double bubble(int rank) const { return makespan - ranks[static_cast<std::size_t>(rank)].busy; }
+  PLEAT_VECTOR_CONSTEXPR double max_bubble() const {
     double most = 0;
     for (std::size_t r = 0; r < ranks.size(); ++r) most = std::max(most, bubble(static_cast<int>(r)));
     return most;
   }
-  int peak_live() const {
+  PLEAT_VECTOR_CONSTEXPR int peak_live() const {
     int most = 0;
     for (const RankTimeline& rank : ranks) most = std::max(most, rank.peak_live);
     return most;
@@ -76,7 +76,7 @@ struct Timeline {
 namespace detail {
 
 /// Counts what a rank's operations hold; also checks that each part is there exactly once (P06).
-inline void count_memory(const Schedule& schedule, int rank, RankTimeline& timeline) {
+PLEAT_VECTOR_CONSTEXPR void count_memory(const Schedule& schedule, int rank, RankTimeline& timeline) {
   const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
   const auto size = static_cast<std::size_t>(schedule.placement.chunks_per_rank) * micro_batches;
   std::vector<int> seen(3 * size, 0);
@@ -112,7 +112,7 @@ inline void count_memory(const Schedule& schedule, int rank, RankTimeline& timel
 template <class Cost>
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const Cost& cost, TransferModel model)
+  PLEAT_VECTOR_CONSTEXPR Simulator(const Schedule& schedule, const Cost& cost, TransferModel model)
       : schedule_(schedule),
         cost_(cost),
         model_(model),
@@ -127,7 +127,7 @@ class Simulator {
     }
   }
 
-  Timeline run() {
+  PLEAT_VECTOR_CONSTEXPR Timeline run() {
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t r = 0; r < ranks_; ++r) {
@@ -161,27 +161,29 @@ class Simulator {
     std::vector<Post> sends, receives;
   };
 
-  std::size_t passes() const {
+  PLEAT_VECTOR_CONSTEXPR std::size_t passes() const {
     return static_cast<std::size_t>(schedule_.placement.chunks_per_rank) *
            static_cast<std::size_t>(schedule_.micro_batches);
   }
-  std::size_t pass(const Part& part) const {
+  PLEAT_VECTOR_CONSTEXPR std::size_t pass(const Part& part) const {
     return static_cast<std::size_t>(part.chunk) * static_cast<std::size_t>(schedule_.micro_batches) +
            static_cast<std::size_t>(part.micro_batch);
   }
-  const Program& program(std::size_t r) const { return schedule_.programs[r]; }
-  std::size_t index(const Boundary& what) const { return static_cast<std::size_t>(schedule_.index(what)); }
-  Lane& lane(std::size_t rank, const Transfer& t) {
+  PLEAT_VECTOR_CONSTEXPR const Program& program(std::size_t r) const { return schedule_.programs[r]; }
+  PLEAT_VECTOR_CONSTEXPR std::size_t index(const Boundary& what) const {
+    return static_cast<std::size_t>(schedule_.index(what));
+  }
+  PLEAT_VECTOR_CONSTEXPR Lane& lane(std::size_t rank, const Transfer& t) {
     const auto peer = static_cast<std::size_t>(t.peer);
     return lanes_[t.is_send ? rank * ranks_ + peer : peer * ranks_ + rank];
   }
 
-  bool batch_is_due(std::size_t r) const {
+  PLEAT_VECTOR_CONSTEXPR bool batch_is_due(std::size_t r) const {
     const RankState& s = states_[r];
     const auto& batches = program(r).batches;
     return s.batch < batches.size() && batches[s.batch].before <= static_cast<int>(s.op);
   }
-  bool advance_batch(std::size_t r) {
+  PLEAT_VECTOR_CONSTEXPR bool advance_batch(std::size_t r) {
     RankState& s = states_[r];
     if (model_ == TransferModel::instant || !batch_is_due(r)) return false;
     const Batch& batch = program(r).batches[s.batch];
@@ -208,7 +210,7 @@ class Simulator {
     ++s.batch;
     return true;
   }
-  void post(std::size_t r, const Batch& batch) {
+  PLEAT_VECTOR_CONSTEXPR void post(std::size_t r, const Batch& batch) {
     RankState& s = states_[r];
     for (const Transfer& t : batch.transfers) check_transfer(static_cast<int>(r), batch, t);
     if (batch.before > 0) {
@@ -220,7 +222,7 @@ class Simulator {
     }
     s.is_posted = true;
   }
-  void check_transfer(int rank, const Batch& batch, const Transfer& t) const {
+  PLEAT_VECTOR_CONSTEXPR void check_transfer(int rank, const Batch& batch, const Transfer& t) const {
     const Placement& p = schedule_.placement;
     const bool is_known = p.travels(t.what) && t.what.micro_batch >= 0 && t.what.micro_batch < schedule_.micro_batches;
     const int from = is_known ? p.rank_of(t.what.stage) : -1;
@@ -234,7 +236,7 @@ class Simulator {
   }
 
   /// When the op's inputs are there; `unknown` while one is missing.
-  double inputs_ready(std::size_t r, const Op& op) const {
+  PLEAT_VECTOR_CONSTEXPR double inputs_ready(std::size_t r, const Op& op) const {
     const RankState& s = states_[r];
     double time = 0;
     bool all = true;
@@ -250,7 +252,7 @@ class Simulator {
     if (op.kind == OpKind::weight_backward) need(s.input_gradient_done[pass(op.backward)]);
     return all ? time : unknown;
   }
-  bool advance_op(std::size_t r) {
+  PLEAT_VECTOR_CONSTEXPR bool advance_op(std::size_t r) {
     RankState& s = states_[r];
     if (s.op == program(r).ops.size()) return false;
     if (model_ == TransferModel::blocking && batch_is_due(r)) return false;
@@ -272,7 +274,7 @@ class Simulator {
     return true;
   }
 
-  void check_end(std::size_t r) const {
+  PLEAT_VECTOR_CONSTEXPR void check_end(std::size_t r) const {
     const RankState& s = states_[r];
     const auto& ops = program(r).ops;
     const bool batches_left = model_ != TransferModel::instant && s.batch < program(r).batches.size();
@@ -307,13 +309,14 @@ class Simulator {
 /// shape_error P05 when it cannot end (the text names a rank that waits, and where) or when transfers do not match, P06
 /// when a pass is missing or there twice, P10 for a time that is none.
 template <class Cost = Costs>
-Timeline simulate(const Schedule& schedule, const Cost& cost = {}, TransferModel model = TransferModel::blocking) {
+PLEAT_VECTOR_CONSTEXPR Timeline simulate(const Schedule& schedule, const Cost& cost = {},
+                                         TransferModel model = TransferModel::blocking) {
   return detail::Simulator<Cost>(schedule, cost, model).run();
 }
 
 /// A run as it was measured: `spans` [ranks][ops], in any one unit and from any one zero. Errors: shape_error P10 when
 /// they are not those of the schedule.
-inline Timeline measured(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
+PLEAT_VECTOR_CONSTEXPR Timeline measured(const Schedule& schedule, std::vector<std::vector<Span>> spans) {
   if (spans.size() != schedule.programs.size()) {
     fail<shape_error>("pleat[P10]: times of ", spans.size(), " ranks for a schedule of ", schedule.programs.size());
   }

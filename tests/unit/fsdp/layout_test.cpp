@@ -17,6 +17,13 @@ using namespace pleat::fsdp;
 using testing_support::Json;
 using Ranges = std::vector<std::vector<std::int64_t>>;
 
+#if !defined(__clang__)  // clang 14 cannot make a std::string of libstdc++ 12 at compile time
+static_assert([] {
+  const ParamSpec specs[] = {{.name = "norm", .shape = {5}}, {.name = "wq", .shape = {6, 4}}};
+  return plan_unit(specs, 4, {.alignment_elems = 8}).boundaries[1];
+}() == 8);
+#endif
+
 std::vector<std::int64_t> sizes(const UnitLayout& unit) {
   std::vector<std::int64_t> all;
   for (int r = 0; r < unit.shard_count(); ++r) all.push_back(unit.shard_elems(r));

@@ -10,6 +10,8 @@
 using namespace pleat::pipeline;
 using testing_support::Json;
 
+static_assert(simulate(make_schedule(Kind::zb_v, 2, 4)).makespan == 25);  // all of it at compile time
+
 namespace {
 Costs costs_of(const std::string& name) {
   if (name == "F1_B2_W1_FB3" || name == "equal_no_overlap") return {};
