@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 SOURCE, WORK, COMPILER = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 AVAILABLE = sys.argv[4:]
@@ -91,18 +92,20 @@ refused("mpi_without_one", "component mpi: no MPI was found", COMPONENTS="mpi", 
 if shutil.which("pkg-config"):
     paths = {**os.environ, "PKG_CONFIG_PATH": str(WORK / "moved/share/pkgconfig")}
     compiled("pkg_config", [CONSUMER / "main.cpp"], *run("pkg-config", "--cflags", "--libs", f"pleat = {version}", env=paths).split())
-    # Where packagers give absolute folders: of the headers, of the rest, of both.
+    # Where packagers give absolute folders: of the headers, of the rest, of both. CMake wants them outside of the source.
     for name, absolute in (("headers", ["INCLUDEDIR"]), ("data", ["DATADIR"]), ("both", ["INCLUDEDIR", "DATADIR"])):
-        root = WORK / f"absolute_{name}"
-        folders = {f"CMAKE_INSTALL_{folder}": root / "elsewhere" / folder for folder in absolute}
-        must(*configure(SOURCE, root / "build", **NOTHING_BUILT, CMAKE_INSTALL_PREFIX=root / "prefix", **folders))
-        must("--install", root / "build")
-        data = folders.get("CMAKE_INSTALL_DATADIR", root / "prefix/share")
-        flags = run("pkg-config", "--cflags", "--libs", "pleat", env={**os.environ, "PKG_CONFIG_PATH": str(data / "pkgconfig")}).split()
-        headers = folders.get("CMAKE_INSTALL_INCLUDEDIR", root / "prefix/include")
-        found = [path for path in flags if path.startswith("-I") and pathlib.Path(path[2:]).resolve() == headers.resolve()]
-        if not found or not (headers / "pleat/pleat.hpp").exists():
-            sys.exit(f"pkg-config gives {flags}; the headers are in {headers}")
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            folders = {f"CMAKE_INSTALL_{folder}": root / "elsewhere" / folder for folder in absolute}
+            must(*configure(SOURCE, root / "build", **NOTHING_BUILT, CMAKE_INSTALL_PREFIX=root / "prefix", **folders))
+            must("--install", root / "build")
+            data = folders.get("CMAKE_INSTALL_DATADIR", root / "prefix/share")
+            paths = {**os.environ, "PKG_CONFIG_PATH": str(data / "pkgconfig")}
+            flags = run("pkg-config", "--cflags", "--libs", "pleat", env=paths).split()
+            headers = folders.get("CMAKE_INSTALL_INCLUDEDIR", root / "prefix/include")
+            found = [path for path in flags if path.startswith("-I") and pathlib.Path(path[2:]).resolve() == headers.resolve()]
+            if not found or not (headers / "pleat/pleat.hpp").exists():
+                sys.exit(f"pkg-config gives {flags}; the headers are in {headers}")
         print(f"accepted: pkg_config with absolute folders of {name}")
 
 # Another version in another part of the same program: its names are its own.
