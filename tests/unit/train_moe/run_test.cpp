@@ -9,8 +9,6 @@
 #include "run.hpp"
 #include "small_run.hpp"
 
-const char train_moe_commit[] = "abc";
-
 TEST_CASE("numbers that are not finite are logged as null, which JSON has") {
   using Limits = std::numeric_limits<double>;
   const TextFile text(4096);
